@@ -353,7 +353,7 @@ impl Control {
         }
     }
 
-    /// Has the sessions of a lease wait for the pool, as their worker was lost.
+    /// Has the sessions of a lease wait for the pool, as their worker is gone.
     fn interrupted(&self, interrupted: Interrupted) {
         let lease = LeaseId(interrupted.lease_id);
         if let Some(held_lease) = self.leases.get(&lease) {

@@ -3,7 +3,7 @@
 //! Two optional deadlines describe a lease's state. `expires_at` is set while the lease has
 //! no attached client: the client is detached, or a worker reported the lease before its
 //! client claimed it. `rejoin_by` is set while a worker of a claimed lease has yet to join, or
-//! was lost and the lease waits to move to another one.
+//! is gone and the lease waits to move to another one.
 //! Neither is set while the lease is in normal use.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ pub(crate) struct Lease {
     pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
-    /// Why the lease will end at `rejoin_by`, if its worker was lost.
+    /// Why the lease will end at `rejoin_by`, if its worker is gone.
     pub(crate) lost: Option<EndReason>,
     /// Whether the client knows that, on its current stream.
     pub(crate) is_loss_reported: bool,

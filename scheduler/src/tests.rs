@@ -12,6 +12,7 @@ mod durable_world;
 mod ending;
 mod grants;
 mod invariants;
+mod moves;
 mod placement;
 mod property;
 mod queue;

@@ -309,7 +309,7 @@ pub(crate) struct DemoConfig {
     pub(crate) epochs: Option<usize>,
     /// The directory for checkpoints and metric logs; none are written if `None`.
     pub(crate) artifacts: Option<PathBuf>,
-    /// Whether to kill workers meanwhile.
+    /// Whether to kill workers while the demo trains.
     pub(crate) chaos: bool,
     /// Whether to print the result as JSON on the last line.
     pub(crate) json: bool,

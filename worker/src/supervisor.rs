@@ -11,7 +11,8 @@
 //! - `turns` decides which process may use a device that several leases share.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
 //! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to another
-//!   worker, `keeper_progress` knows what that has, and `keeper` has those that other workers send.
+//!   worker, `keeper_progress` tells whether that one could go on with the lease, and `keeper` has
+//!   those that other workers send.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.

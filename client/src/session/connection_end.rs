@@ -32,8 +32,8 @@ pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
 }
 
 /// Returns the end of a connection whose session the worker closed with `error`. A session that
-/// `can_be_restored` may go on elsewhere if the worker has it no more because of its lease, or because the worker
-/// stops: the pool reports that, or that the lease has ended.
+/// `can_be_restored` may go on elsewhere if its lease has left the worker, or the worker stops: the
+/// pool reports where, or that the lease has ended.
 pub(super) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Lease | ErrorCode::Draining if can_be_restored => {

@@ -1,7 +1,7 @@
 //! The tasks that keep a session connected, one for each of its tracks: dial, open or
 //! resume, exchange frames, and again.
 
-use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, mem, sync::Arc, time::Duration};
 
 use tensord_proto::v1::frame::Body;
 use tensord_transport::{
@@ -32,7 +32,7 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The same for a session that can go on in another process or at another worker: the pool has this
-/// time to move the lease, or to restart first. The worker keeps the session as long.
+/// time to move the lease. The worker keeps a session without a connection as long.
 const RESTORABLE_WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A worker that was not reached for this long is reported to the pool, and then at intervals of
@@ -91,27 +91,20 @@ async fn keep_connected(
     track: Track,
     mut opened: Option<oneshot::Sender<Result<(), String>>>,
 ) {
-    let mut last_received = Instant::now();
+    let mut reach = Reach::new(destination.borrow().target.clone());
     let mut resume = false;
-    let mut target = destination.borrow().target.clone();
-    // Whether the program waits for the session to go on elsewhere, or where it was.
-    let mut is_moving = false;
     while track == Track::Ops || !session.is_over() {
         let current = destination.borrow_and_update().clone();
-        if !Arc::ptr_eq(&target, &current.target) {
-            (target, last_received) = (current.target.clone(), Instant::now());
-            is_moving = true;
-        }
         let is_interrupted = current.is_interrupted();
-        is_moving |= is_interrupted;
-        let worker_timeout = worker_timeout(session);
+        reach.go_to(&current, is_interrupted);
+        let until = reach.last_received + worker_timeout(session);
         let connected = tokio::select! {
-            connected = connect(session, &target, track, resume) => connected,
+            connected = connect(session, &reach.target, track, resume) => connected,
             // A try must not outlast the time in which a worker is given up.
-            () = sleep_until(last_received + worker_timeout), if !is_interrupted => {
+            () = sleep_until(until), if !is_interrupted => {
                 Err(ConnectionEnd::Lost("the worker did not answer".into()))
             }
-            never = report_unreachable(&current, last_received), if !is_interrupted => match never {},
+            never = report_unreachable(&current, reach.last_received), if !is_interrupted => match never {},
             Ok(()) = destination.changed() => continue,
         };
         let ended = match connected {
@@ -120,13 +113,12 @@ async fn keep_connected(
                 link,
                 is_restored,
             }) => {
-                last_received = Instant::now();
-                let was_moving = std::mem::take(&mut is_moving);
-                if track == Track::Ops && (is_restored || was_moving) {
-                    let worker = target.worker.clone();
+                let is_back = reach.connected() || is_restored;
+                log_connected(session, track, &reach.target, link.carrier, resume);
+                if is_back && track == Track::Ops {
+                    let worker = reach.target.worker.clone();
                     current.events.send(LeaseEvent::Running { worker });
                 }
-                log_connected(session, track, &target, link.carrier, resume);
                 resume = true;
                 if let Some(opened) = opened.take() {
                     // The caller that leases may have given up; it then closes the session.
@@ -135,32 +127,87 @@ async fn keep_connected(
                 let end = TrackEnd { session, track };
                 let ended = tokio::select! {
                     ended = pump(&end, connection, link, Timing::DEFAULT) => after_pump(ended),
-                    () = moved(destination, &target) => {
+                    () = moved(destination, &reach.target) => {
                         ConnectionEnd::Lost("the pool has reported where the lease goes on".into())
                     }
                 };
-                last_received = last_received.max(session.last_received(track).into());
+                reach.received_at(session.last_received(track).into());
                 ended
             }
             Err(ended) => ended,
         };
-        let is_given_up = !is_interrupted && last_received.elapsed() >= worker_timeout;
+        let worker_timeout = worker_timeout(session);
+        let is_given_up = !is_interrupted && reach.last_received.elapsed() >= worker_timeout;
         let reason = match ended {
             ConnectionEnd::Lost(reason) if !is_given_up && !session.is_over() => {
-                debug!(session = %session.id, ?track, worker = target.worker, "cannot connect to the worker: {reason}");
+                let worker = &reach.target.worker;
+                debug!(session = %session.id, ?track, worker, "cannot connect to the worker: {reason}");
                 sleep(RETRY_DELAY).await;
                 continue;
             }
-            ended => end_reason(ended, &target),
+            ended => end_reason(ended, &reach.target),
         };
-        if !session.is_over() {
-            warn!(session = %session.id, "{reason}");
-        }
-        session.fail(reason.clone());
-        if let Some(opened) = opened.take() {
-            let _ = opened.send(Err(reason));
-        }
+        give_up(session, reason, opened);
         return;
+    }
+}
+
+/// Ends a session that goes on nowhere, for `reason`.
+fn give_up(session: &Session, reason: String, opened: Option<oneshot::Sender<Result<(), String>>>) {
+    if !session.is_over() {
+        warn!(session = %session.id, "{reason}");
+    }
+    session.fail(reason.clone());
+    if let Some(opened) = opened {
+        let _ = opened.send(Err(reason));
+    }
+}
+
+/// What a track connects to, and since when it has not reached that.
+struct Reach {
+    target: Arc<SessionTarget>,
+    /// When something was received last, or when the session began or was moved.
+    last_received: Instant,
+    /// Whether the program waits for the session to go on elsewhere, or where it was.
+    is_moving: bool,
+    /// Whether the track was connected, or was to wait, since the session was moved last. If not,
+    /// another move gives it no more time: it could go from worker to worker for ever.
+    has_more_time: bool,
+}
+
+impl Reach {
+    fn new(target: Arc<SessionTarget>) -> Self {
+        Self {
+            target,
+            last_received: Instant::now(),
+            is_moving: false,
+            has_more_time: true,
+        }
+    }
+
+    /// Records where the session is to be. `is_interrupted` is whether it is to wait for that.
+    fn go_to(&mut self, destination: &Destination, is_interrupted: bool) {
+        if !Arc::ptr_eq(&self.target, &destination.target) {
+            self.target = destination.target.clone();
+            self.is_moving = true;
+            if mem::take(&mut self.has_more_time) {
+                self.last_received = Instant::now();
+            }
+        }
+        self.is_moving |= is_interrupted;
+        self.has_more_time |= is_interrupted;
+    }
+
+    /// Records that the track is connected. Returns whether the session was to go on elsewhere, or
+    /// to wait.
+    fn connected(&mut self) -> bool {
+        self.last_received = Instant::now();
+        self.has_more_time = true;
+        mem::take(&mut self.is_moving)
+    }
+
+    fn received_at(&mut self, at: Instant) {
+        self.last_received = at.max(self.last_received);
     }
 }
 

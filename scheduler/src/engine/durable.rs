@@ -30,12 +30,15 @@ impl Engine {
         }
     }
 
-    /// Has the keepers of leases announced again that use `worker`, which has a new stream.
+    /// Has the keepers of leases announced again that use `worker`, which has a new stream, and will
+    /// report again what they have.
     pub(super) fn forget_announced(&mut self, worker: WorkerId) {
         for (_, lease) in self.leases.iter_mut() {
-            if lease.keeper == Some(worker) || lease.workers().contains(&worker) {
+            let is_source = lease.workers().contains(&worker);
+            if is_source || lease.keeper == Some(worker) {
                 lease.is_keeper_announced = false;
             }
+            lease.is_kept &= !is_source;
         }
     }
 
@@ -76,8 +79,9 @@ impl Engine {
 
     /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
     /// keeper if that can go on, or else a connected one: with a free device first, and then with
-    /// the fewest leases whose snapshots it keeps. If the lease must move soon, a worker with a free
-    /// device is preferred to the present keeper without one.
+    /// the fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
+    /// stream is down, as it may be lost, or if the lease must move soon and only the other one has a
+    /// free device.
     fn keeper_of(
         &mut self,
         id: LeaseId,
@@ -99,15 +103,22 @@ impl Engine {
             .pool
             .get(device_ref.worker)
             .is_some_and(Worker::is_draining);
-        let present = lease.keeper.filter(can_keep);
-        let keeper = match present.filter(|present| !is_draining || has_free(present)) {
-            Some(present) => Some(present),
-            None => candidates.min_by_key(|worker| {
-                let count = kept.get(worker).copied().unwrap_or_default();
-                (!has_free(worker), Some(*worker) != present, count)
-            }),
+        let is_good = |worker: &WorkerId| {
+            self.pool.is_connected(*worker) && (!is_draining || has_free(worker))
         };
-        let keeper = keeper.or(present);
+        let present = lease.keeper.filter(can_keep);
+        let keeper = match present.filter(is_good) {
+            Some(present) => Some(present),
+            // Another worker would get no snapshots as long as the lease's worker has no stream.
+            None if !self.pool.is_connected(device_ref.worker) => present,
+            None => {
+                let best = candidates.min_by_key(|worker| {
+                    let count = kept.get(worker).copied().unwrap_or_default();
+                    (!has_free(worker), Some(*worker) != present, count)
+                });
+                best.or(present)
+            }
+        };
         if let Some(lease) = self.leases.get_mut(id) {
             lease.requirement = Some(requirement);
         }

@@ -38,8 +38,8 @@ impl Engine {
     }
 
     /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
-    /// broken stream alone is enough to move a lease at once: a client may have lost its network,
-    /// and a worker its way to the scheduler. With both, the lease need not wait until the worker is
+    /// broken stream alone is enough to move a lease at once: the client may have lost its network,
+    /// and the worker its connection to the scheduler. With both, the lease need not wait until the worker is
     /// considered lost. If only the client misses the worker, and does so for long, it is the
     /// network between the two.
     pub(super) fn on_unreachable(&mut self, client: ClientId, id: LeaseId) {
@@ -55,7 +55,8 @@ impl Engine {
         lease.unreachable = Some(unreachable);
         let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
         let is_down = !self.pool.is_connected(device_ref.worker);
-        if lease.keeper.is_some() && (is_down || for_long && lease.is_kept) {
+        // Without the snapshots, the lease could only go on where it is, if the worker comes back.
+        if lease.is_kept && (is_down || for_long) {
             self.try_move(id);
         }
     }

@@ -1,10 +1,9 @@
-//! Durable leases: who keeps their snapshots, and how they move when their worker is lost.
+//! Durable leases: who keeps their snapshots. `moves` has the tests of how they move.
 
 use super::*;
-use crate::CannotMove;
 
 /// Requests an exact device for a durable lease, whose id is ten times that of the request.
-fn request_durable(id: u64, request: u64) -> Event {
+pub(super) fn request_durable(id: u64, request: u64) -> Event {
     request_for(
         id,
         request,
@@ -17,11 +16,11 @@ fn request_durable(id: u64, request: u64) -> Event {
     )
 }
 
-fn granted_exact(client: u64, request: u64, worker: u64, index: u32) -> Command {
+pub(super) fn granted_exact(client: u64, request: u64, worker: u64, index: u32) -> Command {
     granted(client, request, &[(worker, index, exact(16))])
 }
 
-fn moved(client: u64, lease: u64, epoch: u64, worker: u64, index: u32) -> Command {
+pub(super) fn moved(client: u64, lease: u64, epoch: u64, worker: u64, index: u32) -> Command {
     Command::Moved {
         client: ClientId(client),
         lease: LeaseId(lease),
@@ -35,7 +34,7 @@ fn moved(client: u64, lease: u64, epoch: u64, worker: u64, index: u32) -> Comman
     }
 }
 
-fn keep(lease: u64, source: u64, keeper: u64) -> Command {
+pub(super) fn keep(lease: u64, source: u64, keeper: u64) -> Command {
     let peer = |worker| Peer {
         worker: WorkerId(worker),
         endpoint: endpoint(worker),
@@ -47,14 +46,14 @@ fn keep(lease: u64, source: u64, keeper: u64) -> Command {
     }
 }
 
-fn drop_snapshots(keeper: u64, lease: u64) -> Command {
+pub(super) fn drop_snapshots(keeper: u64, lease: u64) -> Command {
     Command::DropSnapshots {
         keeper: WorkerId(keeper),
         lease: LeaseId(lease),
     }
 }
 
-fn interrupted(client: u64, lease: u64, worker: u64, keeper: u64) -> Command {
+pub(super) fn interrupted(client: u64, lease: u64, worker: u64, keeper: u64) -> Command {
     Command::Interrupted {
         client: ClientId(client),
         lease: LeaseId(lease),
@@ -62,11 +61,11 @@ fn interrupted(client: u64, lease: u64, worker: u64, keeper: u64) -> Command {
     }
 }
 
-fn not_replaced(worker: u64, keeper: u64) -> EndReason {
+pub(super) fn not_replaced(worker: u64, keeper: u64) -> EndReason {
     not_replaced_after(lost(worker), keeper)
 }
 
-fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
+pub(super) fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
     EndReason::NotReplaced {
         gone: Box::new(gone),
         keeper: format!("w{keeper}"),
@@ -74,7 +73,7 @@ fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
 }
 
 /// A worker reports that the keepers of these leases have their snapshots.
-fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
+pub(super) fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
     let kept = leases.iter();
     let kept = kept.map(|&(lease, keeper)| (LeaseId(lease), WorkerId(keeper)));
     let kept = kept.collect();
@@ -83,7 +82,7 @@ fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
 
 /// Worker 1 runs lease 10 of client 1, and worker 2 has joined after that and keeps its
 /// snapshots.
-fn kept_by_worker_2() -> Vec<Step> {
+pub(super) fn kept_by_worker_2() -> Vec<Step> {
     vec![
         (0, join(1, &[exact(16)]), vec![]),
         (0, attach(1), vec![]),
@@ -93,7 +92,7 @@ fn kept_by_worker_2() -> Vec<Step> {
 }
 
 /// As before, and client 2 has the device of worker 2 when worker 1 is lost.
-fn lost_while_worker_2_is_busy() -> Vec<Step> {
+pub(super) fn lost_while_worker_2_is_busy() -> Vec<Step> {
     let mut steps = kept_by_worker_2();
     steps.extend([
         (3, attach(2), vec![]),
@@ -114,14 +113,21 @@ fn keeper_is_another_worker_with_an_equal_device() {
         (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
         (2, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
         (3, join(4, &[exact(16)]), vec![]),
-        (4, worker_disconnected(3), vec![]),
+        // It may be lost.
+        (4, worker_disconnected(3), vec![keep(10, 1, 4)]),
+        (5, join(3, &[exact(16)]), vec![]),
+        (6, leaving(4), vec![drop_snapshots(4, 10), keep(10, 1, 3)]),
+        (7, worker_disconnected(3), vec![]),
         // The keeper is back on a new stream.
-        (5, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
-        (6, leaving(3), vec![drop_snapshots(3, 10), keep(10, 1, 4)]),
+        (8, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        // A keeper that joins now would get nothing.
+        (9, worker_disconnected(1), vec![]),
+        (9, join(5, &[exact(16)]), vec![]),
+        (10, join(1, &[exact(16)]), vec![keep(10, 1, 3)]),
         (
-            7,
+            11,
             release(1, 10),
-            vec![end_lease(1, 10), drop_snapshots(4, 10)],
+            vec![end_lease(1, 10), drop_snapshots(3, 10)],
         ),
     ]);
 }
@@ -144,360 +150,6 @@ fn workers_share_the_snapshots() {
             2,
             request_durable(1, 2),
             vec![granted_exact(1, 2, 1, 1), keep(20, 1, 3)],
-        ),
-    ]);
-}
-
-#[test]
-fn lease_moves_to_its_keeper_when_its_worker_is_lost() {
-    let lost = [
-        (3, worker_disconnected(1), vec![]),
-        (5_000, tick(), vec![moved(1, 10, 1, 2, 0)]),
-        // The worker is back, and still runs the lease.
-        (
-            6_000,
-            join_holding(1, &[exact(16)], &[(10, 0)]),
-            vec![end_lease(1, 10)],
-        ),
-        (6_100, released(1, 10), vec![keep(10, 2, 1)]),
-        (
-            7_000,
-            release(1, 10),
-            vec![end_lease(2, 10), drop_snapshots(1, 10)],
-        ),
-    ];
-    check(kept_by_worker_2().into_iter().chain(lost));
-}
-
-fn unreachable(id: u64, lease: u64) -> Event {
-    let lease = LeaseId(lease);
-    client(id, ClientEvent::Unreachable { lease })
-}
-
-#[test]
-fn lease_moves_at_once_if_client_and_scheduler_miss_its_worker() {
-    let lost = [
-        // The scheduler has a stream from the worker.
-        (3, unreachable(1, 10), vec![]),
-        (4, worker_disconnected(1), vec![]),
-        // Not the client's lease.
-        (5, attach(2), vec![]),
-        (6, unreachable(2, 10), vec![]),
-        (7, unreachable(1, 10), vec![moved(1, 10, 1, 2, 0)]),
-        (8, unreachable(1, 10), vec![]),
-    ];
-    let back = [(
-        9,
-        join_holding(1, &[exact(16)], &[(10, 0)]),
-        vec![end_lease(1, 10)],
-    )];
-    check(kept_by_worker_2().into_iter().chain(lost).chain(back));
-}
-
-#[test]
-fn lease_waits_for_a_device_of_its_keeper() {
-    let free = [
-        (5_500, release(2, 20), vec![end_lease(2, 20)]),
-        // It comes before the queue.
-        (5_600, released(2, 20), vec![moved(1, 10, 1, 2, 0)]),
-    ];
-    check(lost_while_worker_2_is_busy().into_iter().chain(free));
-}
-
-#[test]
-fn client_that_was_away_learns_that_its_lease_waits() {
-    let away = [
-        (5_500, client_disconnected(1), vec![]),
-        (
-            6_000,
-            attach_claiming(1, &[(10, &[(1, 0)])]),
-            vec![interrupted(1, 10, 1, 2)],
-        ),
-    ];
-    check(lost_while_worker_2_is_busy().into_iter().chain(away));
-}
-
-#[test]
-fn lease_goes_on_where_it_was_if_its_worker_is_back_first() {
-    let back = [(
-        6_000,
-        join_holding(1, &[exact(16)], &[(10, 0)]),
-        vec![moved(1, 10, 0, 1, 0), keep(10, 1, 2)],
-    )];
-    check(lost_while_worker_2_is_busy().into_iter().chain(back));
-}
-
-#[test]
-fn lease_ends_when_its_keeper_is_lost_too() {
-    let lost = [
-        (5_001, beat(2), vec![]),
-        (6_000, worker_disconnected(2), vec![]),
-        (
-            10_001,
-            tick(),
-            vec![
-                ended(2, 20, lost(2)),
-                ended(1, 10, not_replaced(1, 2)),
-                unsatisfiable(2, 3, 1, &[]),
-            ],
-        ),
-    ];
-    check(lost_while_worker_2_is_busy().into_iter().chain(lost));
-}
-
-#[test]
-fn lease_ends_when_no_device_becomes_free_for_long() {
-    let over = ended(1, 10, not_replaced(1, 2));
-    let too_late = [(605_000, tick(), vec![drop_snapshots(2, 10), over])];
-    check(lost_while_worker_2_is_busy().into_iter().chain(too_late));
-}
-
-#[test]
-fn leases_of_a_worker_that_is_about_to_stop_move() {
-    let moved = || vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)];
-    let stops = [
-        (3, leaving(1), vec![]),
-        // Of another keeper.
-        (4, kept(1, &[(10, 3)]), vec![]),
-        (5, kept(1, &[(10, 2)]), moved()),
-        (6, kept(1, &[]), vec![]),
-        (7, released(1, 10), vec![]),
-        (8, worker_left(1), vec![]),
-    ];
-    check(kept_by_worker_2().into_iter().chain(stops));
-    let stops_later = [
-        (3, kept(1, &[(10, 2)]), vec![]),
-        (4, kept(1, &[]), vec![]),
-        (5, leaving(1), vec![]),
-        (6, kept(1, &[(10, 2)]), moved()),
-    ];
-    check(kept_by_worker_2().into_iter().chain(stops_later));
-}
-
-#[test]
-fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
-    let stops = [
-        (3, attach(2), vec![]),
-        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
-        (4, kept(1, &[(10, 2)]), vec![]),
-        (5, leaving(1), vec![]),
-        (
-            6,
-            join(3, &[exact(16)]),
-            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
-        ),
-        // The report is from before.
-        (7, kept(1, &[(10, 2)]), vec![]),
-        (
-            8,
-            kept(1, &[(10, 3)]),
-            vec![end_lease(1, 10), moved(1, 10, 1, 3, 0), keep(10, 3, 2)],
-        ),
-    ];
-    check(kept_by_worker_2().into_iter().chain(stops));
-}
-
-fn drain(id: u64, is_drained: bool) -> Event {
-    let worker = WorkerId(id);
-    Event::Drain { worker, is_drained }
-}
-
-#[test]
-fn leases_move_away_from_a_drained_worker() {
-    let drained = [
-        (3, kept(1, &[(10, 2)]), vec![]),
-        (
-            4,
-            drain(1, true),
-            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
-        ),
-        (5, released(1, 10), vec![]),
-        // It is drained on its next stream, too: it neither keeps snapshots nor gets leases.
-        (6, worker_disconnected(1), vec![]),
-        (7, join(1, &[exact(16)]), vec![]),
-        (8, request(1, 2, 1), vec![queued(1, 2, 1)]),
-        (
-            9,
-            drain(1, false),
-            vec![granted_exact(1, 2, 1, 0), keep(10, 2, 1)],
-        ),
-    ];
-    check(kept_by_worker_2().into_iter().chain(drained));
-}
-
-#[test]
-fn lease_moves_at_an_administrators_command() {
-    let move_lease = |lease| Event::MoveLease {
-        lease: LeaseId(lease),
-    };
-    let moves = [
-        (3, move_lease(99), vec![]),
-        // The keeper has no snapshots.
-        (4, move_lease(10), vec![]),
-        (5, kept(1, &[(10, 2)]), vec![]),
-        (
-            6,
-            move_lease(10),
-            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
-        ),
-        (7, released(1, 10), vec![keep(10, 2, 1)]),
-    ];
-    check(kept_by_worker_2().into_iter().chain(moves));
-}
-
-#[test]
-fn reason_why_a_lease_cannot_move_names_what_is_missing() {
-    let mut engine = Engine::new(Options::default(), 1, at(0));
-    let mut check = |events: Vec<Event>, lease: u64, expected: Result<&str, CannotMove>| {
-        for event in events {
-            engine.handle(event, at(1));
-        }
-        let expected = expected.map(str::to_owned);
-        assert_eq!(engine.check_move(LeaseId(lease)), expected);
-    };
-    let keeper = || "w2".to_owned();
-    check(vec![], 10, Err(CannotMove::Unknown));
-    let ready = vec![
-        join(1, &[exact(16), exact(16), flex(16), exact(16), exact(16)]),
-        attach(1),
-        request_durable(1, 1),
-    ];
-    check(ready, 10, Err(CannotMove::NoKeeper));
-    let joined = vec![join(2, &[exact(16)])];
-    check(
-        joined,
-        10,
-        Err(CannotMove::NoSnapshots { keeper: keeper() }),
-    );
-    check(vec![kept(1, &[(10, 2)])], 10, Ok("w2"));
-    check(
-        vec![client_disconnected(1)],
-        10,
-        Err(CannotMove::ClientAway),
-    );
-    let back = vec![attach(2), request(2, 2, 1)];
-    check(back, 20, Err(CannotMove::NotDurable));
-}
-
-#[test]
-fn lease_waits_if_its_worker_leaves_before_it_could_move() {
-    let gone = not_replaced_after(left(1), 2);
-    let reason = gone.clone();
-    let interrupted = Command::Interrupted {
-        client: ClientId(1),
-        lease: LeaseId(10),
-        reason,
-    };
-    let stops = [
-        (3, attach(2), vec![]),
-        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
-        (4, kept(1, &[(10, 2)]), vec![]),
-        (5, leaving(1), vec![]),
-        (6, worker_left(1), vec![interrupted]),
-    ];
-    let frees = [
-        (7, release(2, 20), vec![end_lease(2, 20)]),
-        (8, released(2, 20), vec![moved(1, 10, 1, 2, 0)]),
-    ];
-    let waits = || kept_by_worker_2().into_iter().chain(stops.clone());
-    check(waits().chain(frees));
-    let over = (
-        600_006,
-        tick(),
-        vec![drop_snapshots(2, 10), ended(1, 10, gone)],
-    );
-    check(waits().chain([over]));
-}
-
-#[test]
-fn lease_moves_if_its_client_alone_misses_its_worker_for_long() {
-    let reports = |from: u64, to: u64| {
-        let times = (from..to).step_by(1_000);
-        times.map(|at| (at, unreachable(1, 10), vec![]))
-    };
-    let moves = || vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)];
-    let known = [(3, kept(1, &[(10, 2)]), vec![])];
-    let steps = kept_by_worker_2().into_iter().chain(known.clone());
-    let long = reports(1_000, 11_000).chain([(11_000, unreachable(1, 10), moves())]);
-    check(steps.clone().chain(long));
-    // The client reached the worker in between.
-    let twice = reports(1_000, 9_000).chain(reports(12_000, 22_000));
-    check(steps.chain(twice));
-    // The keeper has no snapshots.
-    check(kept_by_worker_2().into_iter().chain(reports(1_000, 20_000)));
-}
-
-#[test]
-fn client_that_was_away_learns_where_its_lease_is() {
-    let away = [
-        (3, worker_disconnected(1), vec![]),
-        (4, client_disconnected(1), vec![]),
-        // Nobody could open its sessions.
-        (5_000, tick(), vec![]),
-        (
-            6_000,
-            attach_claiming(1, &[(10, &[(1, 0)])]),
-            vec![moved(1, 10, 1, 2, 0)],
-        ),
-        // The message was lost with the stream.
-        (7_000, client_disconnected(1), vec![]),
-        (
-            8_000,
-            attach_claiming(1, &[(10, &[(1, 0)])]),
-            vec![moved(1, 10, 1, 2, 0)],
-        ),
-    ];
-    check(kept_by_worker_2().into_iter().chain(away));
-}
-
-#[test]
-fn other_leases_have_no_keeper() {
-    let durable = |request: u64, devices, kind: &str| {
-        let kind = Some(kind.into());
-        let demand = Demand {
-            devices,
-            kind,
-            memory_bytes: 0,
-            is_durable: true,
-        };
-        request_for(1, request, demand)
-    };
-    let several = granted(1, 1, &[(1, 0, exact(16)), (1, 1, exact(16))]);
-    check([
-        (0, join(1, &[exact(16), exact(16), cuda(8)]), vec![]),
-        (0, join(2, &[exact(16), cuda(16)]), vec![]),
-        (0, attach(1), vec![]),
-        (1, durable(1, 2, "flex"), vec![several]),
-        (
-            2,
-            durable(2, 1, "cuda"),
-            vec![granted(1, 2, &[(1, 2, cuda(8))])],
-        ),
-        (3, request(1, 3, 1), vec![granted_exact(1, 3, 2, 0)]),
-    ]);
-}
-
-#[test]
-fn lease_does_not_move_to_a_device_with_less_memory() {
-    check([
-        (0, join(1, &[exact(16)]), vec![]),
-        (0, attach(1), vec![]),
-        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
-        (2, join(2, &[exact(8)]), vec![]),
-        (3, join(3, &[exact(32)]), vec![keep(10, 1, 3)]),
-    ]);
-}
-
-#[test]
-fn restarted_scheduler_ends_a_lease_where_it_was_before_it_moved() {
-    let back = join_holding(2, &[exact(16)], &[(10, 0)]);
-    check([
-        (0, join_holding(1, &[exact(16)], &[(10, 0)]), vec![]),
-        (1, back, vec![]),
-        (
-            2,
-            attach_claiming(1, &[(10, &[(2, 0)])]),
-            vec![end_lease(1, 10)],
         ),
     ]);
 }

@@ -112,8 +112,12 @@ impl World {
                     .any(|w| w.worker == device_ref.worker);
                 let is_possible = is_here && is_exact(&device_ref);
                 let is_connected =
-                    |worker: &&SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
-                let is_expected = is_possible && keepers.into_iter().any(|it| is_connected(&it));
+                    |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
+                let is_own = |worker: &&SimWorker| worker.id == device_ref.worker.0;
+                let own = self.workers.iter().find(is_own);
+                let is_expected = is_possible
+                    && own.is_some_and(is_connected)
+                    && keepers.into_iter().any(is_connected);
                 assert!(lease.keeper.is_some() || !is_expected, "{id} has no keeper");
                 assert!(lease.keeper.is_none() || is_possible, "{id} has a keeper");
             }

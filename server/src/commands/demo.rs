@@ -1,7 +1,7 @@
 //! `tensord demo`: a training run on a pool of its own or on an existing one.
 //!
 //! If no pool is given, the demo starts a scheduler in this process and two
-//! workers as processes of their own. So it uses everything that a real pool does:
+//! workers (three with `--chaos`) as processes of their own. So it uses everything that a real pool does:
 //! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 

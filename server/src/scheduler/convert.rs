@@ -157,16 +157,17 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
         .collect()
 }
 
-/// Converts a worker's report of released devices.
-/// The leases that could go on at their keepers, by a worker's heartbeat.
+/// Converts a worker's list of leases that could go on at their keepers. Takes at most
+/// [`MAX_DEVICES`], as many as a worker can have.
 pub(super) fn kept(leases: &[v1::KeptLease]) -> WorkerEvent {
-    let kept = leases.iter();
+    let kept = leases.iter().take(MAX_DEVICES);
     let kept = kept.map(|kept| (LeaseId(kept.lease_id), WorkerId(kept.keeper_id)));
     WorkerEvent::SnapshotsKept {
         kept: kept.collect(),
     }
 }
 
+/// Converts a worker's report of released devices.
 pub(super) fn released(released: v1::Released) -> WorkerEvent {
     WorkerEvent::Released {
         lease: LeaseId(released.lease_id),

@@ -1,39 +1,38 @@
 //! Sends the snapshots of a lease to its keeper, another worker that goes on with the lease if
 //! this one is lost.
 //!
-//! A snapshot counts as kept when the keeper has it, or when it is clear that the keeper will not
-//! have it soon: the lease then survives the death of its process, but not that of this worker.
+//! A mark counts as kept when the keeper has its snapshot, or some time after it is clear that the
+//! keeper will not have it soon: the lease then survives the death of its process, but not that of
+//! this worker.
+
+mod sent_snapshots;
+mod wire;
 
 use std::{
     collections::HashMap,
-    fs::File,
-    os::unix::fs::FileExt,
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use bytes::Bytes;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        OfferSnapshots, Ping, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored,
-        SnapshotsEnded, frame::Body,
+        Ping, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, SnapshotsEnded, frame::Body,
     },
-    version,
 };
-use tensord_transport::{
-    Dialer, Identity, Link, LinkError, TransportChoice,
-    channel::duplex,
-    tls::{Fingerprint, Trust},
-};
+use tensord_transport::{Link, tls::Fingerprint};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
 
+use self::{
+    sent_snapshots::SentSnapshots,
+    wire::{connect, read_part, send, stored},
+};
 use super::{Supervisor, keeper_progress::KeeperProgress, snapshots::KeptSnapshot};
 use crate::{locks::lock, process_message::SnapshotKept};
 
@@ -49,6 +48,11 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How long a snapshot may take to be stored by the keeper, and how long the keeper may read
 /// nothing. The client keeps its journal meanwhile, which has a bound.
 const STORE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A mark whose snapshot the keeper will not have soon counts as kept after this time: longer than
+/// the interval of heartbeats, so that the scheduler no longer takes the lease for one that could
+/// move. If the lease moves, it ends here meanwhile, and its client goes on from an earlier mark.
+const GIVE_UP_DELAY: Duration = Duration::from_millis(1500);
 
 /// Bytes of a snapshot in one frame.
 const PART_BYTES: usize = 1 << 20;
@@ -105,8 +109,10 @@ impl KeeperQueues {
     /// Has the keeper drop the snapshots of a session. If the queue is full, they are dropped with
     /// the lease.
     pub(super) fn end_session(&self, session: SessionId) {
-        lock(&self.progress).end_session(session);
-        let _ = self.outgoing.try_send(Outgoing::SessionEnded(session));
+        let ended = self.outgoing.try_send(Outgoing::SessionEnded(session));
+        if ended.is_err() {
+            lock(&self.progress).end_session(session);
+        }
     }
 }
 
@@ -164,10 +170,12 @@ impl KeeperLink {
             };
             let ended = self.connect_and_serve(&keeper).await;
             lock(&self.progress).disconnected();
-            self.give_up_pending(None).await;
             let Some(reason) = ended else {
                 return;
             };
+            for (session, mark) in self.pending_marks() {
+                self.give_up_soon(session, mark);
+            }
             if self.keeper.borrow().as_ref() != Some(&keeper) {
                 continue;
             }
@@ -182,22 +190,55 @@ impl KeeperLink {
         }
     }
 
-    /// Waits for `delay`, or until there is another keeper; snapshots count as kept meanwhile.
-    /// Returns `false` if the lease has ended.
+    /// Waits for `delay`, or, if it is `None`, until there is a keeper. Returns `false` if the lease
+    /// has ended.
     async fn wait(&mut self, delay: Option<Duration>) -> bool {
         let mut pause = pin!(sleep(delay.unwrap_or_default()));
         loop {
+            let deadline = self.next_deadline();
             tokio::select! {
                 () = &mut pause, if delay.is_some() => return true,
                 changed = self.keeper.changed() => return changed.is_ok(),
                 message = self.outgoing.recv() => match message {
-                    Some(Outgoing::Snapshot { session, mark, .. }) => {
-                        self.count_as_kept(session, mark).await;
-                    }
-                    Some(Outgoing::SessionEnded(_)) => {}
+                    Some(Outgoing::Snapshot { session, mark, .. }) => match delay {
+                        Some(_) => self.give_up_soon(session, mark),
+                        None => self.count_as_kept(session, mark).await,
+                    },
+                    Some(Outgoing::SessionEnded(session)) => self.forget(session),
                     None => return false,
                 },
+                () = sleep_until(deadline), if !self.pending.is_empty() => {
+                    self.give_up_pending(Instant::now()).await;
+                }
             }
+        }
+    }
+
+    fn forget(&mut self, session: SessionId) {
+        self.pending.remove(&session);
+        lock(&self.progress).end_session(session);
+    }
+
+    fn pending_marks(&self) -> Vec<(SessionId, u64)> {
+        let pending = self.pending.iter();
+        pending
+            .map(|(session, (mark, _))| (*session, *mark))
+            .collect()
+    }
+
+    /// Returns when the next pending mark counts as kept.
+    fn next_deadline(&self) -> Instant {
+        let deadlines = self.pending.values().map(|(_, until)| *until);
+        deadlines.min().unwrap_or_else(Instant::now)
+    }
+
+    /// Lets a mark count as kept after [`GIVE_UP_DELAY`]; from now on the lease cannot move.
+    fn give_up_soon(&mut self, session: SessionId, mark: u64) {
+        lock(&self.progress).counted(session, mark);
+        let soon = Instant::now() + GIVE_UP_DELAY;
+        let (pending, until) = self.pending.entry(session).or_insert((mark, soon));
+        if mark >= *pending {
+            (*pending, *until) = (mark, soon.min(*until));
         }
     }
 
@@ -212,10 +253,9 @@ impl KeeperLink {
         let _ = self.stored.send(kept).await;
     }
 
-    /// Counts pending snapshots as kept whose time was over at `now`, or all.
-    async fn give_up_pending(&mut self, now: Option<Instant>) {
-        let is_over = |until: Instant| now.is_none_or(|now| until <= now);
-        let over = self.pending.extract_if(|_, (_, until)| is_over(*until));
+    /// Lets pending marks count as kept whose time was over at `now`.
+    async fn give_up_pending(&mut self, now: Instant) {
+        let over = self.pending.extract_if(|_, (_, until)| *until <= now);
         for (session, (mark, _)) in over.collect::<Vec<_>>() {
             self.count_as_kept(session, mark).await;
         }
@@ -233,13 +273,16 @@ impl KeeperLink {
         };
         info!(lease = %self.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
         let mut sent = SentSnapshots::default();
+        let present = lock(&self.supervisor.snapshots).of(self.lease);
         lock(&self.progress).connected(keeper.id);
         for id in kept {
-            lock(&self.progress).stored(SessionId(id.session_id), id.mark);
-            sent.record(id);
-            sent.stored(id);
+            // A keeper may send anything.
+            let is_known = |it: &KeptSnapshot| it.info.session_id == id.session_id;
+            if present.iter().any(is_known) {
+                sent.record(id);
+                self.record_stored(id, &mut sent);
+            }
         }
-        let present = lock(&self.supervisor.snapshots).of(self.lease);
         for snapshot in present {
             if sent.is_new(snapshot.id()) {
                 sent.record(snapshot.id());
@@ -261,8 +304,7 @@ impl KeeperLink {
         let mut pings = interval(PING_INTERVAL);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.keeper.borrow().as_ref() == Some(keeper) {
-            let deadlines = self.pending.values().map(|(_, until)| *until);
-            let deadline = deadlines.min().unwrap_or_else(Instant::now);
+            let deadline = self.next_deadline();
             let done = tokio::select! {
                 message = self.outgoing.recv() => match message {
                     Some(message) => self.send_message(link, message, &mut sent).await,
@@ -277,7 +319,7 @@ impl KeeperLink {
                 },
                 _ = pings.tick() => send(link, Body::Ping(Ping::default())).await,
                 () = sleep_until(deadline), if !self.pending.is_empty() => {
-                    self.give_up_pending(Some(Instant::now())).await;
+                    self.give_up_pending(Instant::now()).await;
                     Ok(())
                 }
                 changed = self.keeper.changed() => match changed {
@@ -305,6 +347,7 @@ impl KeeperLink {
                 queued_at,
             } => (session, mark, queued_at),
             Outgoing::SessionEnded(session) => {
+                self.forget(session);
                 sent.forget(session);
                 let session_id = session.0;
                 return send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await;
@@ -345,119 +388,39 @@ impl KeeperLink {
             let data = read_part(&snapshot.file, at, length).map_err(|e| e.to_string())?;
             send(link, Body::SnapshotPart(SnapshotPart { data: data.into() })).await?;
             at += length as u64;
-            self.give_up_pending(Some(Instant::now())).await;
+            self.give_up_pending(Instant::now()).await;
         }
         Ok(())
     }
 
+    /// Records that the keeper has a snapshot, if it was sent.
+    fn record_stored(&self, id: SnapshotId, sent: &mut SentSnapshots) {
+        let session = SessionId(id.session_id);
+        if sent.stored(id) && lock(&self.progress).stored(session, id.mark) {
+            // The lease may be able to move now.
+            self.supervisor.reports.notify_one();
+        }
+    }
+
     async fn on_stored(&mut self, stored: SnapshotStored, sent: &mut SentSnapshots) {
         let id = stored.id.unwrap_or_default();
+        let session = SessionId(id.session_id);
+        let pending = self.pending.get(&session);
+        let is_pending = pending.is_some_and(|(mark, _)| *mark == id.mark);
         if stored.error.is_empty() {
-            sent.stored(id);
-            lock(&self.progress).stored(SessionId(id.session_id), id.mark);
-        } else if !std::mem::replace(&mut self.has_warned, true) {
+            self.record_stored(id, sent);
+            if is_pending {
+                self.pending.remove(&session);
+                self.count_as_kept(session, id.mark).await;
+            }
+            return;
+        }
+        if is_pending {
+            self.give_up_soon(session, id.mark);
+        }
+        if !std::mem::replace(&mut self.has_warned, true) {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);
             warn!(lease = %self.lease, "the keeper has not kept a snapshot of the lease: {reason}");
         }
-        let session = SessionId(id.session_id);
-        let pending = self.pending.get(&session);
-        if pending.is_some_and(|(mark, _)| *mark == id.mark) {
-            self.pending.remove(&session);
-            self.count_as_kept(session, id.mark).await;
-        }
-    }
-}
-
-/// The latest snapshot of each session that was sent on a connection, or that the keeper had
-/// before.
-#[derive(Default)]
-struct SentSnapshots(HashMap<SessionId, (SnapshotId, bool)>);
-
-impl SentSnapshots {
-    fn order(id: SnapshotId) -> (u64, u64) {
-        (id.epoch, id.mark)
-    }
-
-    /// Returns whether a snapshot is later than all that were sent of its session.
-    fn is_new(&self, id: SnapshotId) -> bool {
-        let sent = self.0.get(&SessionId(id.session_id));
-        sent.is_none_or(|(latest, _)| Self::order(*latest) < Self::order(id))
-    }
-
-    /// Records that a snapshot is sent.
-    fn record(&mut self, id: SnapshotId) {
-        if self.is_new(id) {
-            self.0.insert(SessionId(id.session_id), (id, false));
-        }
-    }
-
-    /// Records that the keeper has a snapshot.
-    fn stored(&mut self, id: SnapshotId) {
-        if let Some((latest, is_stored)) = self.0.get_mut(&SessionId(id.session_id)) {
-            *is_stored |= *latest == id;
-        }
-    }
-
-    fn is_stored(&self, id: SnapshotId) -> bool {
-        self.0.get(&SessionId(id.session_id)) == Some(&(id, true))
-    }
-
-    fn forget(&mut self, session: SessionId) {
-        self.0.remove(&session);
-    }
-}
-
-/// Returns the keeper's reply in a frame that was received.
-///
-/// # Errors
-///
-/// Why the connection must end.
-fn stored(frame: Result<Option<Bytes>, LinkError>) -> Result<SnapshotStored, String> {
-    let frame = frame.map_err(|e| e.to_string())?;
-    let frame = frame.ok_or("it closed the connection")?;
-    match duplex::decode(frame).map_err(|e| e.to_string())?.body {
-        Some(Body::SnapshotStored(stored)) => Ok(stored),
-        _ => Err("it sent a frame out of place".into()),
-    }
-}
-
-/// Connects to a keeper, and returns the snapshots that it has.
-async fn connect(
-    identity: Arc<Identity>,
-    lease: LeaseId,
-    keeper: &Keeper,
-) -> Result<(Link, Vec<SnapshotId>), String> {
-    let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
-    let trust = Trust::Pin(keeper.certificate);
-    let link = dialer
-        .dial_bulk(&keeper.address, &trust, CONNECT_DEADLINE)
-        .await;
-    let mut link = link.map_err(|e| e.to_string())?;
-    let offer = OfferSnapshots {
-        hello: Some(version::hello()),
-        lease_id: lease.0,
-    };
-    send(&mut link, Body::OfferSnapshots(offer)).await?;
-    let answer = link.receiver.recv().await.map_err(|e| e.to_string())?;
-    let answer = answer.ok_or("it closed the connection before it answered")?;
-    match duplex::decode(answer).map_err(|e| e.to_string())?.body {
-        Some(Body::SnapshotsOffered(offered)) => Ok((link, offered.kept)),
-        Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
-        _ => Err("it did not answer the offer of snapshots".into()),
-    }
-}
-
-fn read_part(file: &File, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
-    let mut data = vec![0; length];
-    file.read_exact_at(&mut data, at)?;
-    Ok(data)
-}
-
-/// Sends a frame. A keeper that does not read it for long is given up.
-async fn send(link: &mut Link, body: Body) -> Result<(), String> {
-    let frame = [duplex::encode(body)];
-    match timeout(STORE_DEADLINE, link.sender.send(&frame)).await {
-        Ok(sent) => sent.map_err(|e| e.to_string()),
-        Err(_) => Err(format!("it read nothing for {STORE_DEADLINE:?}")),
     }
 }

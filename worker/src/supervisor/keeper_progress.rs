@@ -36,10 +36,20 @@ impl KeeperProgress {
         self.counted.insert(session, mark);
     }
 
-    /// Records that the keeper has the snapshot of a mark.
-    pub(super) fn stored(&mut self, session: SessionId, mark: u64) {
+    /// Records that the keeper has the snapshot of a mark. Returns whether it had none from which
+    /// the session could go on.
+    pub(super) fn stored(&mut self, session: SessionId, mark: u64) -> bool {
+        let had_one = self.has(session);
         let latest = self.stored.entry(session).or_default();
         *latest = mark.max(*latest);
+        !had_one
+    }
+
+    /// Returns whether the session could go on at the keeper.
+    fn has(&self, session: SessionId) -> bool {
+        let counted = self.counted.get(&session).copied().unwrap_or_default();
+        let stored = self.stored.get(&session);
+        stored.is_some_and(|stored| *stored >= counted)
     }
 
     pub(super) fn end_session(&mut self, session: SessionId) {
@@ -49,12 +59,8 @@ impl KeeperProgress {
 
     /// Returns the keeper if all sessions could go on there. `live_sessions` is their number.
     pub(super) fn keeper_of_all(&self, live_sessions: usize) -> Option<WorkerId> {
-        let has = |(session, counted): (&SessionId, &u64)| {
-            self.stored
-                .get(session)
-                .is_some_and(|stored| stored >= counted)
-        };
-        let has_all = self.counted.iter().all(has) && self.stored.len() >= live_sessions;
+        let has_all = self.counted.keys().all(|session| self.has(*session))
+            && self.stored.len() >= live_sessions;
         self.keeper.filter(|_| has_all && live_sessions > 0)
     }
 }

@@ -116,6 +116,8 @@ pub(super) enum Route {
     Process,
     /// Nowhere, for this reason: the lease runs no more.
     Dead(String),
+    /// Nowhere, for this reason: the worker stops.
+    Closed(String),
     /// The worker does not run the lease.
     Unknown,
 }
@@ -392,7 +394,7 @@ impl LeaseTable {
     pub(super) fn route(&self, lease: LeaseId) -> Route {
         match self.leases.get(&lease).map(|state| &state.phase) {
             None => match &self.closed {
-                Some(reason) => Route::Dead(reason.clone()),
+                Some(reason) => Route::Closed(reason.clone()),
                 None => Route::Unknown,
             },
             Some(Phase::Dead { reason }) => Route::Dead(reason.clone()),

@@ -71,6 +71,7 @@ impl Supervisor {
         let route = lock(&self.table).route(lease);
         match route {
             Route::Dead(reason) => return Err(Error::new(ErrorCode::Session, reason)),
+            Route::Closed(reason) => return Err(Error::new(ErrorCode::Draining, reason)),
             Route::Process => {}
             Route::Unknown => self.admit_claims(&claims)?,
         }

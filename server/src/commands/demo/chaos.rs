@@ -3,6 +3,7 @@
 
 use std::{
     io::{IsTerminal, Write, stdout},
+    panic::resume_unwind,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -18,7 +19,8 @@ use crate::{
     demo::{Chaos, Losses, Outcome, first_difference},
 };
 
-/// Number of workers: one that trains, one that keeps the snapshots, and one more.
+/// Number of workers: one that trains, one that keeps the snapshots, and one to keep them if either
+/// is killed.
 pub(super) const WORKERS: u32 = 3;
 
 /// Passes over the training set: enough for several kills.
@@ -52,6 +54,9 @@ pub(super) fn train(
         ..*config
     };
     let undisturbed = train_undisturbed(config, pool, interrupter.clone())?;
+    if interrupter.should_stop() {
+        return Err(DemoError::NoKill);
+    }
     let killer = Killer {
         pool,
         losses: Losses::default(),
@@ -65,14 +70,19 @@ pub(super) fn train(
         killer.is_over.store(true, Ordering::Relaxed);
         (trained, killing.join())
     });
+    // If workers could not be killed or replaced, that is why the training failed.
+    let killed = kills.unwrap_or_else(|payload| resume_unwind(payload));
+    let (kills, recovery_ms) = killed?;
     let mut outcome = trained?;
-    let (kills, recoveries) = kills.map_err(|_| DemoError::Chaos("it panicked".into()))??;
+    if kills == 0 {
+        return Err(DemoError::NoKill);
+    }
     let losses = killer.losses.values();
     // A training that the user has stopped is compared as far as it went.
     let undisturbed = &undisturbed[..losses.len().min(undisturbed.len())];
     outcome.chaos = Some(Chaos {
         kills,
-        recovery_ms: recoveries,
+        recovery_ms,
         losses: losses.len(),
         first_difference: first_difference(&losses, undisturbed),
     });
@@ -137,7 +147,7 @@ impl Killer<'_> {
     ) -> Result<(usize, Vec<u64>), DemoError> {
         let (mut kills, mut recovery_ms) = (0, Vec::new());
         // The first kill comes when the training runs.
-        self.wait(|| self.losses.count() > 0)?;
+        self.wait_for("the first loss", || Ok(self.losses.count() > 0))?;
         loop {
             self.pause(Duration::from_millis(
                 rng.random_range(PAUSE_MS[0]..=PAUSE_MS[1]),
@@ -147,7 +157,9 @@ impl Killer<'_> {
             }
             let trains = self.worker_that_trains()?;
             let names = workers.names();
-            let Some(name) = names.choose(rng) else {
+            // The first one is the worker that trains, so that there is something to see.
+            let first = trains.as_ref().filter(|_| kills == 0);
+            let Some(name) = first.or_else(|| names.choose(rng)) else {
                 return Ok((kills, recovery_ms));
             };
             let (step, killed) = (self.losses.count(), Instant::now());
@@ -171,15 +183,19 @@ impl Killer<'_> {
                 let at = (killed - self.started).as_secs_f64();
                 println!("  {at:>5.1} s  step {step:>5}  killed {name}, {effect}");
             }
-            let joined = || Ok(self.pool.status()?.workers.len() >= workers.count());
-            self.wait_for(joined)?;
+            let names = workers.names();
+            self.wait_for("a new worker", || {
+                let joined = self.pool.status()?.workers;
+                let joined: Vec<_> = joined.into_iter().map(|worker| worker.name).collect();
+                Ok(names.iter().all(|name| joined.contains(name)))
+            })?;
         }
     }
 
     /// Waits until the training goes on at another worker than `lost`. Returns the time from
     /// `killed` to the first loss from there, or `None` if the training is over.
     fn recovery(&self, lost: &str, killed: Instant) -> Result<Option<Duration>, DemoError> {
-        self.wait_for(|| {
+        self.wait_for("the move of the lease", || {
             let trains = self.worker_that_trains()?;
             Ok(trains.is_some_and(|trains| trains != lost))
         })?;
@@ -192,7 +208,7 @@ impl Killer<'_> {
             if self.is_over() {
                 return Ok(None);
             }
-            self.check(deadline)?;
+            check("the next loss", deadline)?;
         }
         Ok(Some(killed.elapsed()))
     }
@@ -209,27 +225,18 @@ impl Killer<'_> {
         }
     }
 
-    /// Waits until `holds`, or the training is over.
-    fn wait(&self, holds: impl Fn() -> bool) -> Result<(), DemoError> {
-        self.wait_for(|| Ok(holds()))
-    }
-
-    fn wait_for(&self, holds: impl Fn() -> Result<bool, DemoError>) -> Result<(), DemoError> {
+    /// Waits until `holds`, or the training is over. `what` is for the error.
+    fn wait_for(
+        &self,
+        what: &str,
+        holds: impl Fn() -> Result<bool, DemoError>,
+    ) -> Result<(), DemoError> {
         let deadline = Instant::now() + RECOVERY_DEADLINE;
         while !self.is_over() && !holds()? {
-            self.check(deadline)?;
+            check(what, deadline)?;
             thread::sleep(POLL_INTERVAL);
         }
         Ok(())
-    }
-
-    fn check(&self, deadline: Instant) -> Result<(), DemoError> {
-        match Instant::now() > deadline {
-            true => Err(DemoError::Chaos(format!(
-                "the training did not go on within {RECOVERY_DEADLINE:?}"
-            ))),
-            false => Ok(()),
-        }
     }
 
     /// Returns the name of the worker whose device is leased.
@@ -237,5 +244,14 @@ impl Killer<'_> {
         let workers = self.pool.status()?.workers.into_iter();
         let mut leased = workers.filter(|worker| worker.devices.iter().any(|device| device.leased));
         Ok(leased.next().map(|worker| worker.name))
+    }
+}
+
+fn check(what: &str, deadline: Instant) -> Result<(), DemoError> {
+    match Instant::now() > deadline {
+        true => Err(DemoError::Chaos(format!(
+            "{what} did not come within {RECOVERY_DEADLINE:?}"
+        ))),
+        false => Ok(()),
     }
 }

@@ -30,12 +30,15 @@ pub(crate) enum DemoError {
     /// The training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// The workers could not be killed as intended.
-    #[error("the training was not disturbed as intended: {0}")]
+    /// No worker was killed.
+    #[error("the training ended before a worker was killed; train for more --epochs")]
+    NoKill,
+    /// Something that must happen before the next kill did not happen.
+    #[error("cannot go on killing workers: {0}")]
     Chaos(String),
     /// A step of a training whose workers were killed had another loss than without kills.
     #[error(
-        "from step {0} on, the losses differ from those of the training without kills, which is a bug in tensord; please report it"
+        "the loss of step {0} is not that of the training without kills, which is a bug in tensord; please report it"
     )]
     Differs(usize),
 }

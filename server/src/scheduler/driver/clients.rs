@@ -227,7 +227,8 @@ impl Driver {
         info!(%client, %lease, epoch, "lease goes on at worker {worker}");
         let moved = self.client_entry(audit::EntryKind::Granted, client);
         let moved = moved.lease(lease).devices(devices.len());
-        self.audit.record(moved.reason("its worker was lost"));
+        self.audit
+            .record(moved.reason("it moved away from its worker"));
         let tenant = self.holders.tenant(client)?;
         self.announce_lease(lease, &devices, tenant, epoch);
         let token = self.sign(client, lease, &devices)?;

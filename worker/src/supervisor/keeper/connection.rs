@@ -35,7 +35,8 @@ use crate::{
 /// every [`PING_INTERVAL`](crate::supervisor::keeper_link::PING_INTERVAL).
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Why a snapshot of a source that is none any more is not kept.
+/// Why the connection of a worker closes that may send no snapshots any more. There is no reply to a
+/// snapshot then: the lease may go on here, from an earlier one.
 const MOVED: &str = "the lease has moved or ended";
 
 /// Serves a connection of a worker that sends the snapshots of a lease.
@@ -151,6 +152,9 @@ impl SourceConnection {
                 Ok(Err(e)) => return e.to_string(),
                 Err(_) => return format!("nothing was received for {SILENCE:?}"),
             };
+            if !self.may_send() {
+                return MOVED.into();
+            }
             let body = match duplex::decode(frame) {
                 Ok(Frame {
                     body: Some(body), ..
@@ -179,6 +183,7 @@ impl SourceConnection {
                 (Body::SnapshotPart(part), Some(mut pending)) => match pending.append(&part.data) {
                     Ok(false) => receiving = Some(pending),
                     Ok(true) => match self.store(pending) {
+                        Ok(None) if !self.may_send() => return MOVED.into(),
                         Ok(None) => {}
                         Ok(Some((id, error))) => {
                             if !reply(&mut link.sender, Some(id), &error).await {
@@ -192,6 +197,12 @@ impl SourceConnection {
                 _ => return self.broken("a frame out of place"),
             }
         }
+    }
+
+    /// Returns whether the worker may still send snapshots of the lease.
+    fn may_send(&self) -> bool {
+        let mut kept = lock(&self.supervisor.kept_for_others);
+        kept.numbered_source(self.lease, self.number).is_some()
     }
 
     fn broken(&self, rule: &str) -> String {
@@ -232,7 +243,8 @@ impl SourceConnection {
         }
     }
 
-    /// Keeps a snapshot of which all parts are received. Returns the reply, if none was sent.
+    /// Keeps a snapshot of which all parts are received. Returns the reply, unless one was sent, or
+    /// the worker may send no snapshots any more.
     ///
     /// # Errors
     ///
@@ -256,7 +268,7 @@ impl SourceConnection {
             return Ok(Some((id, format!("the snapshot cannot be sealed: {e}"))));
         }
         if kept.numbered_source(self.lease, self.number).is_none() {
-            return Ok(Some((id, MOVED.into())));
+            return Ok(None);
         }
         let file = OwnedFd::from(file);
         match kept.snapshots.add(self.lease, id.epoch, info, file) {

@@ -1,0 +1,71 @@
+//! The messages between a worker and the keeper of a lease.
+
+use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
+
+use bytes::Bytes;
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{OfferSnapshots, SnapshotId, SnapshotStored, frame::Body},
+    version,
+};
+use tensord_transport::{
+    Dialer, Identity, Link, LinkError, TransportChoice, channel::duplex, tls::Trust,
+};
+use tokio::time::timeout;
+
+use super::{CONNECT_DEADLINE, Keeper, STORE_DEADLINE};
+
+/// Returns the keeper's reply in a frame that was received.
+///
+/// # Errors
+///
+/// Why the connection must end.
+pub(super) fn stored(frame: Result<Option<Bytes>, LinkError>) -> Result<SnapshotStored, String> {
+    let frame = frame.map_err(|e| e.to_string())?;
+    let frame = frame.ok_or("it closed the connection")?;
+    match duplex::decode(frame).map_err(|e| e.to_string())?.body {
+        Some(Body::SnapshotStored(stored)) => Ok(stored),
+        _ => Err("it sent a frame out of place".into()),
+    }
+}
+
+/// Connects to a keeper, and returns the snapshots that it has.
+pub(super) async fn connect(
+    identity: Arc<Identity>,
+    lease: LeaseId,
+    keeper: &Keeper,
+) -> Result<(Link, Vec<SnapshotId>), String> {
+    let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
+    let trust = Trust::Pin(keeper.certificate);
+    let link = dialer
+        .dial_bulk(&keeper.address, &trust, CONNECT_DEADLINE)
+        .await;
+    let mut link = link.map_err(|e| e.to_string())?;
+    let offer = OfferSnapshots {
+        hello: Some(version::hello()),
+        lease_id: lease.0,
+    };
+    send(&mut link, Body::OfferSnapshots(offer)).await?;
+    let answer = link.receiver.recv().await.map_err(|e| e.to_string())?;
+    let answer = answer.ok_or("it closed the connection before it answered")?;
+    match duplex::decode(answer).map_err(|e| e.to_string())?.body {
+        Some(Body::SnapshotsOffered(offered)) => Ok((link, offered.kept)),
+        Some(Body::Rejected(rejected)) => Err(rejected.error.unwrap_or_default().to_string()),
+        _ => Err("it did not answer the offer of snapshots".into()),
+    }
+}
+
+pub(super) fn read_part(file: &File, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
+    let mut data = vec![0; length];
+    file.read_exact_at(&mut data, at)?;
+    Ok(data)
+}
+
+/// Sends a frame. A keeper that does not read it for long is given up.
+pub(super) async fn send(link: &mut Link, body: Body) -> Result<(), String> {
+    let frame = [duplex::encode(body)];
+    match timeout(STORE_DEADLINE, link.sender.send(&frame)).await {
+        Ok(sent) => sent.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("it read nothing for {STORE_DEADLINE:?}")),
+    }
+}
