@@ -213,8 +213,8 @@ impl Pool {
                 cohort: cohort.clone(),
                 lease_rank,
             };
-            let session =
-                Session::new(SessionId(rand::rng().next_u64()), cohort_member, durability);
+            let id = SessionId(rand::rng().next_u64());
+            let session = Session::new(id, cohort_member, durability, rand::random());
             let (lease_device, opening) = self.open_session(leased, granted, session, &watch)?;
             lease.lease_devices.push(lease_device);
             openings.push(opening);

@@ -84,8 +84,13 @@ pub(crate) struct SessionAccess {
 /// The secret that entitles a session to take one offered value, once.
 pub(crate) type Capability = [u8; 16];
 
+/// Random bytes with which a session's snapshots are encrypted.
+pub(crate) type SnapshotKey = [u8; 32];
+
 pub(crate) struct Session {
     pub(crate) id: SessionId,
+    /// What workers encrypt the session's snapshots with.
+    snapshot_key: SnapshotKey,
     pub(crate) cohort_member: CohortMember,
     state: Mutex<State>,
     /// Locked by the owner of the sender: the driver, or a thread that borrows it.
@@ -105,9 +110,11 @@ impl Session {
         id: SessionId,
         cohort_member: CohortMember,
         durability: Durability,
+        snapshot_key: SnapshotKey,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
+            snapshot_key,
             cohort_member,
             state: Mutex::new(State::new(Instant::now(), durability)),
             op_encoder: Mutex::default(),
@@ -415,7 +422,8 @@ impl Session {
 
 /// Returns a session that is closed from the start, for a device without a lease.
 pub(crate) fn closed() -> Arc<Session> {
-    let session = Session::new(SessionId(0), CohortMember::default(), Durability::Auto);
+    let member = CohortMember::default();
+    let session = Session::new(SessionId(0), member, Durability::Auto, [0; 32]);
     session.end(SessionEnd::Closed);
     session
 }

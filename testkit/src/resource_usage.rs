@@ -5,6 +5,7 @@
 
 use std::{
     fmt, fs,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -191,16 +192,28 @@ impl Process {
         processes_of_leases(self.id())
     }
 
-    /// Returns the sizes of the snapshots that this worker keeps, in bytes.
+    /// Returns the size of each snapshot that this process has in memory.
     pub fn snapshots_bytes(&self) -> Vec<u64> {
+        let size = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
+        self.snapshot_paths()
+            .filter_map(|path| size(&path))
+            .collect()
+    }
+
+    /// Returns the content of each snapshot that this process has in memory.
+    pub fn snapshots(&self) -> Vec<Vec<u8>> {
+        self.snapshot_paths()
+            .filter_map(|path| fs::read(path).ok())
+            .collect()
+    }
+
+    fn snapshot_paths(&self) -> impl Iterator<Item = PathBuf> {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.id()));
-        let size = |fd: fs::DirEntry| {
-            let target = fs::read_link(fd.path()).ok()?;
-            let is_snapshot = target.to_string_lossy().contains("tensord-snapshot");
-            is_snapshot.then_some(fs::metadata(fd.path()).ok()?.len())
-        };
-        let fds = fds.into_iter().flatten().flatten();
-        fds.filter_map(size).collect()
+        let paths = fds.into_iter().flatten().flatten().map(|fd| fd.path());
+        paths.filter(|path| {
+            let target = fs::read_link(path).unwrap_or_default();
+            target.to_string_lossy().contains("tensord-snapshot")
+        })
     }
 
     /// Waits until exactly one process runs a lease, and returns its id; processes of earlier

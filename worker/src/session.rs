@@ -11,7 +11,7 @@
 //!   executor takes them.
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
-//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process, and
+//! - `snapshot`: the state at a mark; `sealed_snapshot` encrypts it; `durability` has it kept outside of this process, and
 //!   `begin` makes a session of it.
 
 mod begin;
@@ -21,6 +21,7 @@ mod inbound;
 mod outbound;
 mod peer_requests;
 mod runner;
+pub(crate) mod sealed_snapshot;
 #[cfg(all(feature = "testing", target_os = "linux"))]
 pub(crate) mod simulated;
 pub(crate) mod snapshot;
@@ -53,6 +54,7 @@ use tensord_transport::channel::{
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use tracing::info;
 
+use self::sealed_snapshot::SnapshotKey;
 use self::{
     begin::Begun,
     inbound::{Item, Payloads},
@@ -117,6 +119,8 @@ pub(crate) struct Session {
     outbound: Outbound,
     /// The hashes of the kept uploads that the session was offered.
     offered: Vec<Hash>,
+    /// What its snapshots are encrypted with. Without a key there are none.
+    snapshot_key: Option<SnapshotKey>,
     /// Number of the mark from which the session went on, or 0.
     restored_at: u64,
     /// Number of the last mark that was received.
@@ -150,6 +154,7 @@ impl Session {
         id: SessionId,
         grant: Grant,
         begin: SessionBegin,
+        snapshot_key: Option<SnapshotKey>,
         device_context: DeviceContext,
         cohort: Arc<Cohort>,
     ) -> Result<Arc<Self>, Error> {
@@ -189,6 +194,7 @@ impl Session {
             lease_rank,
             outbound,
             offered,
+            snapshot_key,
             restored_at,
             last_mark: AtomicU64::new(restored_at),
             payloads: Mutex::new(Payloads::new(

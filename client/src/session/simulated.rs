@@ -58,7 +58,7 @@ impl SimulatedSession {
     /// Creates a session that has no connection yet, and whose random ops begin with `seed`.
     pub fn new(seed: u64, durability: Durability) -> Self {
         Self {
-            session: Session::new(SessionId(1), CohortMember::default(), durability),
+            session: Session::new(SessionId(1), CohortMember::default(), durability, [7; 32]),
             access: SessionAccess {
                 lease_token: Bytes::new(),
                 device_index: 0,

@@ -249,6 +249,11 @@ impl State {
         take(&mut self.op_buffer);
     }
 
+    /// Returns whether the program lets workers take snapshots of the session.
+    pub(super) fn may_be_durable(&self) -> bool {
+        self.durability != Durability::Off
+    }
+
     /// Attaches a new connection, on which the worker sent `opened`, to a track. It replaces
     /// the track's earlier connection.
     pub(super) fn attach(
@@ -264,7 +269,7 @@ impl State {
                 if opened.epoch > self.journal.epoch() {
                     self.restore(opened.epoch, opened.mark)?;
                 }
-            } else if opened.durable && self.durability != Durability::Off {
+            } else if opened.durable && self.may_be_durable() {
                 self.journal.begin(opened.epoch);
                 self.keep();
             }

@@ -22,7 +22,12 @@ use super::{send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
 
 /// Returns a session with unlimited credit, and the worker's end of it.
 fn pair() -> (Arc<Session>, Duplex) {
-    let session = Session::new(SessionId(7), CohortMember::default(), Durability::Auto);
+    let session = Session::new(
+        SessionId(7),
+        CohortMember::default(),
+        Durability::Auto,
+        [7; 32],
+    );
     session.lock().ops.attach(0, u64::MAX).unwrap();
     (session, Duplex::new(1 << 20, u64::MAX, 1 << 30))
 }

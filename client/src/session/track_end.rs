@@ -99,6 +99,10 @@ impl Session {
             cohort: self.cohort_member.cohort.id,
             epoch,
             restore,
+            snapshot_key: match state.may_be_durable() {
+                true => self.snapshot_key.to_vec().into(),
+                false => Bytes::new(),
+            },
         }
     }
 

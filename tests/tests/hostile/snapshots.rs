@@ -178,6 +178,42 @@ fn session_is_restored_once() {
 }
 
 #[test]
+fn snapshot_tells_nothing_and_is_restored_with_its_key_only() {
+    const VALUE: f32 = 1234.5;
+    let cluster = start(1);
+    raw::block(async {
+        let mut lease = RawLease::start(cluster.client_url()).await;
+        let tensor = lease.session.upload(&[VALUE; 4096]);
+        let point = kept_mark(&mut lease.session, 1, 0).await;
+        let snapshots = cluster.workers[0].snapshots();
+        assert_eq!(snapshots.len(), 1);
+        assert!(snapshots[0].len() > 4096 * size_of::<f32>());
+        let values = VALUE.to_le_bytes().repeat(2);
+        let mut windows = snapshots[0].windows(values.len());
+        assert!(!windows.any(|window| window == values));
+
+        kill_processes(&cluster);
+        for key in [vec![], vec![8; 32], vec![7; 31]] {
+            let other = Open {
+                snapshot_key: key.into(),
+                ..lease.restoring(&[point])
+            };
+            lease.assert_refused(other, "key").await;
+        }
+        let open = lease.restoring(&[point]);
+        lease.session.restore(&lease.target, open).await.unwrap();
+        let value = lease.session.fetch(&tensor).await.unwrap().unwrap();
+        assert_eq!(raw::floats(&value), [VALUE; 4096]);
+        let without_key = Open {
+            snapshot_key: Vec::new().into(),
+            ..lease.target.open()
+        };
+        let session = RawSession::open_with(&lease.target, without_key).await;
+        assert!(!session.unwrap().opened.durable);
+    });
+}
+
+#[test]
 fn ended_session_and_ended_lease_are_not_restored() {
     let cluster = start(1);
     raw::block(async {

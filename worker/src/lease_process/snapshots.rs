@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufReader, Read, Seek, Write},
+    io::{self, Read, Seek, Write},
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex,
@@ -23,7 +23,11 @@ use crate::{
     locks::lock,
     process_message::{SnapshotInfo, SnapshotKept},
     registry::StoredSnapshots,
-    session::{KeptCallback, SnapshotKeeper, snapshot::Snapshot},
+    session::{
+        KeptCallback, SnapshotKeeper,
+        sealed_snapshot::{OpeningReader, SealingWriter, SnapshotKey, SnapshotName, sealed_size},
+        snapshot::Snapshot,
+    },
 };
 
 /// Number of messages that wait to be sent to the worker. Each session has one snapshot at most.
@@ -149,9 +153,14 @@ impl SnapshotSender {
     /// # Errors
     ///
     /// Why the snapshot is not kept.
-    fn copy_and_send(&self, info: SnapshotInfo, snapshot: &Snapshot) -> Result<(), String> {
+    fn copy_and_send(
+        &self,
+        info: SnapshotInfo,
+        snapshot: &Snapshot,
+        key: &SnapshotKey,
+    ) -> Result<(), String> {
         let began = Instant::now();
-        let file = copy(snapshot);
+        let file = copy(snapshot, key, name_of(info));
         let is_needed = self.copied(SessionId(info.session_id), began.elapsed());
         let file = file.map_err(|e| format!("cannot copy the snapshot to shared memory: {e}"))?;
         if !is_needed {
@@ -190,9 +199,10 @@ impl SnapshotKeeper for SnapshotSender {
         session: SessionId,
         mark: Mark,
         snapshot: Box<Snapshot>,
+        key: SnapshotKey,
         kept: KeptCallback,
     ) {
-        let size_bytes = snapshot.size_bytes();
+        let size_bytes = sealed_size(snapshot.size_bytes());
         let bytes = match self.begin_copy(session, size_bytes) {
             Ok(bytes) => bytes,
             Err(reason) => return kept(Duration::ZERO, Err(reason)),
@@ -208,7 +218,7 @@ impl SnapshotKeeper for SnapshotSender {
         let info = SnapshotInfo::new(session, mark, size_bytes);
         let runtime = self.runtime.clone();
         runtime.spawn_blocking(move || {
-            let sent = self.copy_and_send(info, &snapshot);
+            let sent = self.copy_and_send(info, &snapshot, &key);
             // Before the reply, so that the tensors' memory is not held any longer.
             drop(snapshot);
             if let Err(reason) = sent {
@@ -231,10 +241,20 @@ impl SnapshotKeeper for SnapshotSender {
     }
 }
 
-/// Copies a snapshot into sealed memory.
-pub(crate) fn copy(snapshot: &Snapshot) -> io::Result<File> {
-    let mut file = unnamed_memory("tensord-snapshot")?;
-    snapshot.write(&mut file)?;
+/// Returns which snapshot `info` is about.
+pub(crate) fn name_of(info: SnapshotInfo) -> SnapshotName {
+    SnapshotName {
+        session: SessionId(info.session_id),
+        mark: info.mark,
+    }
+}
+
+/// Copies a snapshot, encrypted, into memory that nobody can change.
+pub(crate) fn copy(snapshot: &Snapshot, key: &SnapshotKey, name: SnapshotName) -> io::Result<File> {
+    let file = unnamed_memory("tensord-snapshot")?;
+    let mut sealing = SealingWriter::new(file, key, name, rand::random())?;
+    snapshot.write(&mut sealing)?;
+    let mut file = sealing.finish()?;
     file.flush()?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
@@ -270,13 +290,22 @@ impl StoredSnapshots for LeftSnapshots {
         lock(&self.0).contains_key(&(session, mark))
     }
 
-    fn read(&self, session: SessionId, mark: u64, max_bytes: u64) -> Result<Snapshot, String> {
+    fn read(
+        &self,
+        session: SessionId,
+        mark: u64,
+        key: &SnapshotKey,
+        max_bytes: u64,
+    ) -> Result<Snapshot, String> {
         let file = lock(&self.0).get(&(session, mark)).map(File::try_clone);
         let file = file.ok_or_else(|| format!("the worker has no snapshot of mark {mark}"))?;
         let read = || {
-            let mut file = BufReader::new(file?);
+            let mut file = file?;
+            let size_bytes = file.metadata()?.len();
             file.rewind()?;
-            Snapshot::read(&mut file as &mut dyn Read, max_bytes)
+            let name = SnapshotName { session, mark };
+            let mut opening = OpeningReader::new(file, size_bytes, key, name)?;
+            Snapshot::read(&mut opening as &mut dyn Read, max_bytes)
         };
         block_in_place(read).map_err(|e| e.to_string())
     }

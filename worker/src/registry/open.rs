@@ -13,7 +13,7 @@ use super::Registry;
 use crate::{
     admission::{AdmissionError, Claim},
     locks::lock,
-    session::{Grant, Session, SessionBegin},
+    session::{Grant, Session, SessionBegin, sealed_snapshot::SnapshotKey},
 };
 
 /// Most sessions of a lease on one device; programs have one, a gateway a few.
@@ -116,8 +116,9 @@ impl Registry {
                     device_index: index,
                 };
                 let cohort = self.cohorts.get_or_create(lease, open, claims);
-                let session =
-                    Session::new(id, grant, begin, device_slot.device_context.clone(), cohort)?;
+                let key = SnapshotKey::from_message(&open.snapshot_key);
+                let device_context = device_slot.device_context.clone();
+                let session = Session::new(id, grant, begin, key, device_context, cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
                 self.opened.notify_one();
                 entry.insert(session).clone()

@@ -16,7 +16,9 @@ use super::{
 use crate::{
     admission::Claim,
     locks::lock,
-    session::{Session, SessionBegin, SnapshotKeeper, snapshot::Snapshot},
+    session::{
+        Session, SessionBegin, SnapshotKeeper, sealed_snapshot::SnapshotKey, snapshot::Snapshot,
+    },
 };
 
 /// Where the snapshots of this process's sessions are kept, and those of earlier processes are.
@@ -38,8 +40,14 @@ pub(crate) trait StoredSnapshots: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When there is none, or it cannot be read.
-    fn read(&self, session: SessionId, mark: u64, max_bytes: u64) -> Result<Snapshot, String>;
+    /// When there is none, it cannot be read, or `key` is another than that it was sealed with.
+    fn read(
+        &self,
+        session: SessionId,
+        mark: u64,
+        key: &SnapshotKey,
+        max_bytes: u64,
+    ) -> Result<Snapshot, String>;
 }
 
 impl Registry {
@@ -71,7 +79,9 @@ impl Registry {
         let device_context = &self.device_slots[&claim.device].device_context;
         let capacity = device_context.memory.capacity_bytes();
         let max_bytes = capacity.saturating_add(device_context.kept_bytes);
-        let snapshot = stored.read(id, point.mark, max_bytes);
+        let key = SnapshotKey::from_message(&open.snapshot_key);
+        let key = key.ok_or_else(|| lost("the client sent no key of its snapshots"))?;
+        let snapshot = stored.read(id, point.mark, &key, max_bytes);
         let snapshot = snapshot.map_err(|reason| lost(&reason))?;
         let snapshot = Box::new(snapshot);
         let begin = SessionBegin::Restored { point, snapshot };

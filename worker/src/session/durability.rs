@@ -14,18 +14,21 @@ use super::{
     InboundError, Session,
     inbound::Item,
     runner::Work,
+    sealed_snapshot::SnapshotKey,
     snapshot::{Snapshot, SnapshotError},
 };
 
 /// Keeps snapshots of sessions where they outlive this process.
 pub(crate) trait SnapshotKeeper: Send + Sync {
-    /// Keeps a snapshot in the background, and then calls `kept`, with the reason if it is not
-    /// kept. Snapshots of this session from before the committed mark are dropped.
+    /// Keeps a snapshot, sealed with `key`, in the background, and then calls `kept`, with the
+    /// reason if it is not kept. Snapshots of this session from before the committed mark are
+    /// dropped.
     fn keep(
         self: Arc<Self>,
         session: SessionId,
         mark: Mark,
         snapshot: Box<Snapshot>,
+        key: SnapshotKey,
         kept: KeptCallback,
     );
 
@@ -72,18 +75,17 @@ impl Session {
             });
             session.outbound.wake_writer();
         };
-        match (captured, &self.device_context.snapshots) {
-            (Ok(mut snapshot), Some(snapshots)) if self.is_durable() => {
+        match (captured, &self.device_context.snapshots, &self.snapshot_key) {
+            (Ok(mut snapshot), Some(snapshots), Some(key)) if self.is_durable() => {
                 snapshot.set_held(&self.offered);
-                snapshots
-                    .clone()
-                    .keep(self.id, mark, snapshot, Box::new(reply));
+                let (snapshots, key) = (snapshots.clone(), key.clone());
+                snapshots.keep(self.id, mark, snapshot, key, Box::new(reply));
             }
-            (Ok(_), _) => reply(
+            (Ok(_), ..) => reply(
                 Duration::ZERO,
-                Err("this worker or lease does not support snapshots".into()),
+                Err("this worker, lease or session does not support snapshots".into()),
             ),
-            (Err(e), _) => reply(Duration::ZERO, Err(e.to_string())),
+            (Err(e), ..) => reply(Duration::ZERO, Err(e.to_string())),
         }
     }
 
@@ -95,6 +97,7 @@ impl Session {
     /// Returns whether the session can go on in another process.
     pub(crate) fn is_durable(&self) -> bool {
         self.device_context.snapshots.is_some()
+            && self.snapshot_key.is_some()
             && self.is_alone()
             && self.device_context.device.has_host_tensors()
     }

@@ -24,6 +24,7 @@ use tokio::{runtime::Runtime, task::yield_now};
 
 use super::{
     DeviceContext, Grant, KeptCallback, Session, SessionBegin, SnapshotKeeper, Track,
+    sealed_snapshot::{SnapshotKey, sealed_size},
     snapshot::Snapshot,
 };
 use crate::{
@@ -32,7 +33,7 @@ use crate::{
     collective::{Cohort, CollectiveSettings, LeaseMembers},
     custom::CustomOps,
     executor::{RunQueue, TimeSliceEnd, TimeSliced},
-    lease_process::snapshots::{LeftSnapshots, copy},
+    lease_process::snapshots::{LeftSnapshots, copy, name_of},
     locks::lock,
     memory::DeviceMemory,
     op_progress::Signals,
@@ -81,7 +82,7 @@ struct HeldSnapshot(Mutex<Option<Keeping>>);
 /// How far a snapshot has got.
 enum Keeping {
     /// The worker does not have it.
-    Captured(SnapshotInfo, Box<Snapshot>, KeptCallback),
+    Captured(SnapshotInfo, Box<Snapshot>, SnapshotKey, KeptCallback),
     /// The worker's reply is on its way.
     Replied(SessionId, Result<(), String>, KeptCallback),
 }
@@ -92,6 +93,7 @@ impl SnapshotKeeper for HeldSnapshot {
         session: SessionId,
         mark: Mark,
         snapshot: Box<Snapshot>,
+        key: SnapshotKey,
         kept: KeptCallback,
     ) {
         let mut held = lock(&self.0);
@@ -100,8 +102,8 @@ impl SnapshotKeeper for HeldSnapshot {
             let reason = "the previous snapshot is still being kept";
             return kept(Duration::ZERO, Err(reason.into()));
         }
-        let info = SnapshotInfo::new(session, mark, snapshot.size_bytes());
-        *held = Some(Keeping::Captured(info, snapshot, kept));
+        let info = SnapshotInfo::new(session, mark, sealed_size(snapshot.size_bytes()));
+        *held = Some(Keeping::Captured(info, snapshot, key, kept));
     }
 
     fn forget(self: Arc<Self>, _: SessionId) {}
@@ -237,8 +239,8 @@ impl SimulatedHost {
     /// If the worker finds that the process has broken a rule, or the system has no memory.
     pub fn keep_snapshot(&mut self, has_room: bool) -> bool {
         let mut held = lock(&self.process.keeper.0);
-        let (info, snapshot, kept) = match held.take() {
-            Some(Keeping::Captured(info, snapshot, kept)) => (info, snapshot, kept),
+        let (info, snapshot, key, kept) = match held.take() {
+            Some(Keeping::Captured(info, snapshot, key, kept)) => (info, snapshot, key, kept),
             other => {
                 *held = other;
                 return false;
@@ -247,7 +249,7 @@ impl SimulatedHost {
         let result = match has_room {
             false => Err("there is no room".to_owned()),
             true => {
-                let file = copy(&snapshot).expect("there is memory");
+                let file = copy(&snapshot, &key, name_of(info)).expect("there is memory");
                 match self.store.add(LEASE, self.epoch, info, file.into()) {
                     Ok(()) => Ok(()),
                     Err(Refused::Full(reason)) => Err(reason),
@@ -364,7 +366,9 @@ impl SimulatedProcess {
             device_index: open.device_index,
         };
         let id = SessionId(open.session_id);
-        let session = Session::new(id, grant, begin, self.device_context.clone(), cohort)?;
+        let key = SnapshotKey::from_message(&open.snapshot_key);
+        let device_context = self.device_context.clone();
+        let session = Session::new(id, grant, begin, key, device_context, cohort)?;
         self.session = Some(session);
         Ok(())
     }
@@ -380,7 +384,10 @@ impl SimulatedProcess {
         let point = restore_point(open, |mark| self.left.has(id, mark));
         let point = point.ok_or_else(|| lost("there is no snapshot".into()))?;
         let max_bytes = self.device_context.memory.capacity_bytes() + KEPT_BYTES;
-        let snapshot = self.left.read(id, point.mark, max_bytes).map_err(lost)?;
+        let key = SnapshotKey::from_message(&open.snapshot_key);
+        let key = key.ok_or_else(|| lost("there is no key".into()))?;
+        let snapshot = self.left.read(id, point.mark, &key, max_bytes);
+        let snapshot = snapshot.map_err(lost)?;
         let snapshot = Box::new(snapshot);
         self.begin(open, SessionBegin::Restored { point, snapshot })?;
         Ok(point.mark)

@@ -116,7 +116,8 @@ impl SessionHarness {
         let lease_members = LeaseMembers::new(vec![share(0), share(1)], WorkerId(1));
         let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
         let begin = SessionBegin::New { seed: 7 };
-        let session = Session::new(SessionId(1), grant, begin, device_context, cohort).unwrap();
+        let session =
+            Session::new(SessionId(1), grant, begin, None, device_context, cohort).unwrap();
         let mut client = Duplex::new(1 << 30, 0, u64::MAX);
         let mut bulk = Duplex::new(1 << 30, 0, u64::MAX);
         Self {
