@@ -4,7 +4,8 @@
 //! that it keeps. Then its process is killed while it trains, and the time until its next loss is
 //! measured: the worker notices, starts another process and restores the snapshot, and the client
 //! sends the ops since then again. The same is measured when the worker is killed, and another
-//! worker has the snapshot.
+//! worker has the snapshot. When the worker is stopped, so that the lease moves, the longest time
+//! between two losses is measured.
 
 use std::{
     thread::sleep,
@@ -54,8 +55,9 @@ const BEFORE_KILL: Duration = Duration::from_secs(6);
 /// How long the process of a lease may take to end after its worker.
 const EXIT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What is measured when a worker is killed.
+/// What is measured when a worker is killed, and when it is stopped.
 const WORKER_LABEL: &str = "from kill of the worker to next loss";
+const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
@@ -93,13 +95,14 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             };
             context.turn::<f64>(Bench::Durability, &turn)
         };
-        let kill_worker = || {
+        let end_worker = |is_killed| {
             // Each time another pool, as a worker is gone afterwards.
             let cluster = two_workers();
-            let turn = DurabilityTurn::KillWorker {
+            let turn = DurabilityTurn::EndWorker {
                 url: cluster.client_url().to_owned(),
                 state_mib,
                 workers: cluster.workers.iter().map(Process::id).collect(),
+                is_killed,
             };
             context.turn::<f64>(Bench::Durability, &turn)
         };
@@ -108,8 +111,9 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             Contender::new("durable_ms", "a step, with snapshots", |_| train(true)),
             Contender::new("first_new_answer_ms", "from kill to next loss", |_| kill()),
             Contender::new("worker_first_new_answer_ms", WORKER_LABEL, |_| {
-                kill_worker()
+                end_worker(true)
             }),
+            Contender::new("move_pause_ms", MOVE_LABEL, |_| end_worker(false)),
         ];
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;
         let ratio = found.ratio("durable_ms", "off_ms");
@@ -160,11 +164,12 @@ pub(super) enum DurabilityTurn {
         state_mib: u64,
         pool_process: u32,
     },
-    /// Trains, and kills the one of these worker processes that runs its lease.
-    KillWorker {
+    /// Trains, and kills or stops the one of these worker processes that runs its lease.
+    EndWorker {
         url: String,
         state_mib: u64,
         workers: Vec<u32>,
+        is_killed: bool,
     },
 }
 
@@ -203,15 +208,51 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             let kill = || kill_process(*pool_process);
             first_new_answer_ms(context, url, *state_mib, kill)
         }
-        DurabilityTurn::KillWorker {
+        DurabilityTurn::EndWorker {
             url,
             state_mib,
             workers,
+            is_killed: true,
         } => {
             let kill = || kill_worker(workers);
             first_new_answer_ms(context, url, *state_mib, kill)
         }
+        DurabilityTurn::EndWorker {
+            url,
+            state_mib,
+            workers,
+            is_killed: false,
+        } => move_pause_ms(context, url, *state_mib, workers),
     }
+}
+
+/// Starts a training of which a worker has a snapshot.
+fn training_with_snapshot(context: &Context, url: &str, state_mib: u64) -> Result<Training> {
+    let mut training = Training::start(url, state_mib, Durability::Auto)?;
+    let begun = Instant::now();
+    let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
+    while begun.elapsed() < before {
+        training.run(STEPS_PER_READ)?;
+    }
+    Ok(training)
+}
+
+/// Trains, stops the worker, and returns the longest time between two losses until the worker has
+/// exited, in ms. A loss is read at each step.
+fn move_pause_ms(context: &Context, url: &str, state_mib: u64, workers: &[u32]) -> Result<f64> {
+    let mut training = training_with_snapshot(context, url, state_mib)?;
+    let (worker, _) = worker_of_lease(workers)?;
+    if !signal_process(worker, "TERM") {
+        bail!("worker {worker} is gone");
+    }
+    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+    while is_running(worker) {
+        training.run(1)?;
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    training.run(1)?;
+    Ok(longest.as_secs_f64() * 1000.0)
 }
 
 /// Trains, calls `kill`, and returns the time until the next loss, in ms.
@@ -221,28 +262,26 @@ fn first_new_answer_ms(
     state_mib: u64,
     kill: impl FnOnce() -> Result<()>,
 ) -> Result<f64> {
-    let mut training = Training::start(url, state_mib, Durability::Auto)?;
-    let begun = Instant::now();
-    let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
-    while begun.elapsed() < before {
-        training.run(STEPS_PER_READ)?;
-    }
+    let mut training = training_with_snapshot(context, url, state_mib)?;
     let killed = Instant::now();
     kill()?;
     training.run(1)?;
     Ok(killed.elapsed().as_secs_f64() * 1000.0)
 }
 
-/// Kills the worker that runs the pool's only lease, and waits until the lease's process is gone,
-/// which may still answer a moment later.
-fn kill_worker(workers: &[u32]) -> Result<()> {
+/// Returns the worker that runs the pool's only lease, and the lease's processes there.
+fn worker_of_lease(workers: &[u32]) -> Result<(u32, Vec<u32>)> {
     let found = workers.iter().find_map(|worker| {
         let processes = processes_of_leases(*worker);
         (!processes.is_empty()).then_some((*worker, processes))
     });
-    let Some((worker, processes)) = found else {
-        bail!("none of the workers {workers:?} runs a lease");
-    };
+    found.with_context(|| format!("none of the workers {workers:?} runs a lease"))
+}
+
+/// Kills the worker that runs the pool's only lease, and waits until the lease's process is gone,
+/// which may still answer a moment later.
+fn kill_worker(workers: &[u32]) -> Result<()> {
+    let (worker, processes) = worker_of_lease(workers)?;
     if !signal_process(worker, "KILL") {
         bail!("worker {worker} is gone");
     }
