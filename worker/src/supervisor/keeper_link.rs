@@ -9,7 +9,7 @@ mod sent_snapshots;
 mod wire;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -122,6 +122,8 @@ pub(super) struct KeeperLink {
     lease: LeaseId,
     keeper: watch::Receiver<Option<Keeper>>,
     outgoing: mpsc::Receiver<Outgoing>,
+    /// Messages that were taken from `outgoing` while a snapshot was sent; at most [`QUEUE`].
+    waiting: VecDeque<Outgoing>,
     stored: mpsc::Sender<SnapshotKept>,
     /// The marks that count as kept when the keeper has their snapshots, by session, and until when
     /// it must have them.
@@ -150,6 +152,7 @@ impl KeeperLink {
             lease,
             keeper,
             outgoing: queued,
+            waiting: VecDeque::new(),
             stored,
             pending: HashMap::new(),
             progress,
@@ -199,7 +202,7 @@ impl KeeperLink {
             tokio::select! {
                 () = &mut pause, if delay.is_some() => return true,
                 changed = self.keeper.changed() => return changed.is_ok(),
-                message = self.outgoing.recv() => match message {
+                message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(Outgoing::Snapshot { session, mark, .. }) => match delay {
                         Some(_) => self.give_up_soon(session, mark),
                         None => self.count_as_kept(session, mark).await,
@@ -306,7 +309,7 @@ impl KeeperLink {
         while self.keeper.borrow().as_ref() == Some(keeper) {
             let deadline = self.next_deadline();
             let done = tokio::select! {
-                message = self.outgoing.recv() => match message {
+                message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(message) => self.send_message(link, message, &mut sent).await,
                     None => return None,
                 },
@@ -388,9 +391,29 @@ impl KeeperLink {
             let data = read_part(&snapshot.file, at, length).map_err(|e| e.to_string())?;
             send(link, Body::SnapshotPart(SnapshotPart { data: data.into() })).await?;
             at += length as u64;
+            self.take_messages();
             self.give_up_pending(Instant::now()).await;
         }
         Ok(())
+    }
+
+    /// Takes queued messages, so that the time of their marks is not over unnoticed while a snapshot
+    /// is sent.
+    fn take_messages(&mut self) {
+        while self.waiting.len() < QUEUE
+            && let Ok(message) = self.outgoing.try_recv()
+        {
+            if let Outgoing::Snapshot {
+                session,
+                mark,
+                queued_at,
+            } = message
+            {
+                let until = queued_at + STORE_DEADLINE;
+                self.pending.insert(session, (mark, until));
+            }
+            self.waiting.push_back(message);
+        }
     }
 
     /// Records that the keeper has a snapshot, if it was sent.
@@ -422,5 +445,16 @@ impl KeeperLink {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);
             warn!(lease = %self.lease, "the keeper has not kept a snapshot of the lease: {reason}");
         }
+    }
+}
+
+/// Returns the next message, or `None` if the lease has ended. Cancel safe.
+async fn next_message(
+    waiting: &mut VecDeque<Outgoing>,
+    outgoing: &mut mpsc::Receiver<Outgoing>,
+) -> Option<Outgoing> {
+    match waiting.pop_front() {
+        Some(message) => Some(message),
+        None => outgoing.recv().await,
     }
 }
