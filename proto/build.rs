@@ -8,8 +8,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rpc = std::env::var_os("CARGO_FEATURE_RPC").is_some();
     tonic_prost_build::configure()
         .bytes(".")
-        // It has a secret; `src/credential.rs` implements a `Debug` that omits it.
-        .skip_debug(["tensord.v1.ClientHello"])
+        // They have secrets; `src/credential.rs` and `src/debug.rs` implement a `Debug` that omits them.
+        .skip_debug(["tensord.v1.ClientHello", "tensord.v1.Open"])
         .build_client(rpc)
         .build_server(rpc)
         .build_transport(false)

@@ -17,6 +17,7 @@
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
 pub mod credential;
+mod debug;
 pub mod error;
 pub mod grant;
 pub mod ids;

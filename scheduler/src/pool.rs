@@ -62,6 +62,14 @@ impl Pool {
             .is_some_and(|worker| worker.stream.is_some())
     }
 
+    /// Returns the time since the last heartbeat of a worker whose stream is down; zero if it is up.
+    pub(crate) fn silence(&self, worker: WorkerId, now: Timestamp) -> Duration {
+        let worker = self.get(worker).filter(|worker| worker.stream.is_none());
+        worker.map_or(Duration::ZERO, |worker| {
+            now.saturating_since(worker.last_beat)
+        })
+    }
+
     /// Returns whether `stream` is the worker's current stream.
     pub(crate) fn is_current_stream(&self, worker: WorkerId, stream: StreamId) -> bool {
         self.get(worker)

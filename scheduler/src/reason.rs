@@ -111,7 +111,9 @@ pub enum CannotMove {
     #[error("its device is not exact")]
     NotExact,
     /// No other worker has such a device.
-    #[error("no other worker that stays has a device of the same fingerprint and memory")]
+    #[error(
+        "no other worker, apart from those that drain or still end the lease, has a device of the same fingerprint and memory"
+    )]
     NoKeeper,
     /// The lease's client is not attached, and nobody else could open its sessions.
     #[error("its program is not connected")]

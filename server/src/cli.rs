@@ -106,7 +106,7 @@ A worker needs the URL's token when it first joins. The scheduler then enrols it
 key (which the worker keeps in its state directory) and the devices that it offers. After
 that, the worker needs a token only to offer more. On the scheduler's host:
   tensord worker list                show the workers that may join
-  tensord worker drain gpu-1         move leases away from the worker, which gets no new ones
+  tensord worker drain gpu-1         move its leases to other workers, and give it no new ones
   tensord worker remove gpu-1        end the worker's leases and free its name")]
     Worker {
         #[command(subcommand)]
@@ -266,7 +266,7 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// Let a worker get no new leases, and move leases that can move to other workers
+    /// Give a worker no new leases, and move those that can move to other workers
     Drain {
         /// Name of the worker
         #[arg(value_name = "NAME")]
@@ -408,7 +408,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, token{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, token{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

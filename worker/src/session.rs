@@ -11,7 +11,8 @@
 //!   executor takes them.
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
-//! - `snapshot`: the state at a mark; `sealed_snapshot` encrypts it; `durability` has it kept outside of this process, and
+//! - `sealed_snapshot`: snapshots, encrypted;
+//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process, and
 //!   `begin` makes a session of it.
 
 mod begin;

@@ -56,6 +56,7 @@ const BEFORE_KILL: Duration = Duration::from_secs(6);
 const EXIT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What is measured when a worker is killed, and when it is stopped.
+const WORKER_KEY: &str = "worker_first_new_answer_ms";
 const WORKER_LABEL: &str = "from kill of the worker to next loss";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 
@@ -110,9 +111,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             Contender::new("off_ms", "a step, without snapshots", |_| train(false)),
             Contender::new("durable_ms", "a step, with snapshots", |_| train(true)),
             Contender::new("first_new_answer_ms", "from kill to next loss", |_| kill()),
-            Contender::new("worker_first_new_answer_ms", WORKER_LABEL, |_| {
-                end_worker(true)
-            }),
+            Contender::new(WORKER_KEY, WORKER_LABEL, |_| end_worker(true)),
             Contender::new("move_pause_ms", MOVE_LABEL, |_| end_worker(false)),
         ];
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;

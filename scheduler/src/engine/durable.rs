@@ -5,6 +5,7 @@
 //! bits.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
@@ -13,6 +14,10 @@ use crate::command::{Command, Peer};
 use crate::device::Requirement;
 use crate::event::DeviceRef;
 use crate::pool::Worker;
+
+/// Time without a stream after which a keeper gives way to another one. It may be lost, which the
+/// engine finds out later.
+const KEEPER_SILENCE: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, and lets others find
@@ -80,8 +85,8 @@ impl Engine {
     /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
     /// keeper if that can go on, or else a connected one: with a free device first, and then with
     /// the fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
-    /// stream is down, as it may be lost, or if the lease must move soon and only the other one has a
-    /// free device.
+    /// stream has been down for a while, as it may be lost, or if the lease must move soon and only
+    /// the other one has a free device.
     fn keeper_of(
         &mut self,
         id: LeaseId,
@@ -104,7 +109,9 @@ impl Engine {
             .get(device_ref.worker)
             .is_some_and(Worker::is_draining);
         let is_good = |worker: &WorkerId| {
-            self.pool.is_connected(*worker) && (!is_draining || has_free(worker))
+            // A stream that breaks only for a moment costs no snapshots.
+            self.pool.silence(*worker, self.now) < KEEPER_SILENCE
+                && (!is_draining || has_free(worker))
         };
         let present = lease.keeper.filter(can_keep);
         let keeper = match present.filter(is_good) {

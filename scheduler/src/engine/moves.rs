@@ -120,6 +120,10 @@ impl Engine {
     /// Why the lease cannot move.
     pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
         let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
+        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
+        if attached.is_none() {
+            return Err(CannotMove::ClientAway);
+        }
         if !lease.is_durable {
             return Err(CannotMove::NotDurable);
         }
@@ -131,11 +135,7 @@ impl Engine {
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
-        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
         let free = || self.pool.free_equal(lease.keeper?, &lease.requirement?);
-        if attached.is_none() {
-            return Err(CannotMove::ClientAway);
-        }
         if !lease.is_kept && lease.lost.is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }

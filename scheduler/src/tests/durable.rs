@@ -113,19 +113,25 @@ fn keeper_is_another_worker_with_an_equal_device() {
         (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
         (2, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
         (3, join(4, &[exact(16)]), vec![]),
+        (4, worker_disconnected(3), vec![]),
+        (2_001, beat(1), vec![]),
         // It may be lost.
-        (4, worker_disconnected(3), vec![keep(10, 1, 4)]),
-        (5, join(3, &[exact(16)]), vec![]),
-        (6, leaving(4), vec![drop_snapshots(4, 10), keep(10, 1, 3)]),
-        (7, worker_disconnected(3), vec![]),
-        // The keeper is back on a new stream.
-        (8, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
-        // A keeper that joins now would get nothing.
-        (9, worker_disconnected(1), vec![]),
-        (9, join(5, &[exact(16)]), vec![]),
-        (10, join(1, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (2_002, beat(1), vec![keep(10, 1, 4)]),
+        (2_005, join(3, &[exact(16)]), vec![]),
         (
-            11,
+            2_006,
+            leaving(4),
+            vec![drop_snapshots(4, 10), keep(10, 1, 3)],
+        ),
+        (2_007, worker_disconnected(3), vec![]),
+        // The keeper is back on a new stream.
+        (2_008, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        // A keeper that joins now would get nothing.
+        (2_009, worker_disconnected(1), vec![]),
+        (2_009, join(5, &[exact(16)]), vec![]),
+        (2_010, join(1, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (
+            2_011,
             release(1, 10),
             vec![end_lease(1, 10), drop_snapshots(3, 10)],
         ),

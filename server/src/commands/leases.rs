@@ -14,7 +14,7 @@ use crate::{
     stdout, table,
 };
 
-const HEADER: [&str; 6] = ["LEASE", "TENANT", "TOKEN", "DEVICES", "MOVES", "STANDING"];
+const HEADER: [&str; 6] = ["LEASE", "TENANT", "TOKEN", "DEVICES", "MOVES", "STATE"];
 
 /// The column of the table that has numbers.
 const MOVES: usize = 4;
@@ -189,10 +189,10 @@ mod tests {
     #[test]
     fn leases_are_listed_in_columns() {
         let expected = "\
-LEASE             TENANT    TOKEN  DEVICES                         MOVES  STANDING
-000000000000009a  research  ci     gpu-1 flex:0                       12  can move to gpu-2
-000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3        0  cannot move: it has several devices
-000000000000009c  research  ci                                         0  waits: worker gpu-3 was lost
+LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
+000000000000009a  research  ci     gpu-1 flex:0                     12  can move to gpu-2
+000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has several devices
+000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
 ";
         assert_eq!(to_table(&leases()), expected);
         assert_eq!(to_table(&[]), "the pool has no leases\n");

@@ -157,7 +157,7 @@ pub(crate) struct DemoSettings {
     /// host can then see [default: a temporary pool]
     #[arg(long, value_name = "URL", num_args = 0..=1)]
     pub(crate) url: Option<Option<String>>,
-    /// Passes over the training set [default: 12, or 120 with --chaos]
+    /// Passes over the training set [default: 12, or 300 with --chaos]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) epochs: Option<u32>,
     /// Directory for checkpoints and metric logs [default: none are kept]

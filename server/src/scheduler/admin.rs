@@ -164,7 +164,7 @@ impl Admin for Service {
         &self,
         request: Request<DrainWorkerRequest>,
     ) -> Result<Response<DrainedWorker>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit(&[Role::Admin], &request)?;
         let DrainWorkerRequest { name, undo } = request.into_inner();
         let (reply, replied) = oneshot::channel();
         let drain = Input::DrainWorker {
@@ -179,8 +179,10 @@ impl Admin for Service {
             protocol_error(&words)
         })?;
         match undo {
-            true => info!(name, "worker is no longer drained"),
-            false => info!(name, leases = drained.leases.len(), "worker is drained"),
+            true => info!(name, by = %auth.token, "worker is no longer drained"),
+            false => {
+                info!(name, by = %auth.token, leases = drained.leases.len(), "worker is drained")
+            }
         }
         Ok(Response::new(drained))
     }
@@ -199,7 +201,7 @@ impl Admin for Service {
         &self,
         request: Request<MoveLeaseRequest>,
     ) -> Result<Response<MovedLease>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit(&[Role::Admin], &request)?;
         let lease = LeaseId(request.into_inner().lease_id);
         let (reply, replied) = oneshot::channel();
         self.0
@@ -207,6 +209,7 @@ impl Admin for Service {
             .await?;
         let moved = self.reply(replied).await?;
         let worker = moved.map_err(|reason| protocol_error(&reason))?;
+        info!(%lease, by = %auth.token, "lease moves to worker {worker}");
         Ok(Response::new(MovedLease { worker }))
     }
 }

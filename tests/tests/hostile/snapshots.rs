@@ -191,6 +191,11 @@ fn snapshot_tells_nothing_and_is_restored_with_its_key_only() {
         let values = VALUE.to_le_bytes().repeat(2);
         let mut windows = snapshots[0].windows(values.len());
         assert!(!windows.any(|window| window == values));
+        // Each has a salt of its own, so no two are encrypted with one key.
+        kept_mark(&mut lease.session, 2, 1).await;
+        let both = cluster.workers[0].snapshots();
+        assert_eq!(both.len(), 2);
+        assert_ne!(both[0][..32], both[1][..32]);
 
         kill_processes(&cluster);
         for key in [vec![], vec![8; 32], vec![7; 31]] {

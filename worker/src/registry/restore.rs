@@ -40,7 +40,7 @@ pub(crate) trait StoredSnapshots: Send + Sync {
     ///
     /// # Errors
     ///
-    /// When there is none, it cannot be read, or `key` is another than that it was sealed with.
+    /// When there is none, it cannot be read, or it was sealed with another key than `key`.
     fn read(
         &self,
         session: SessionId,

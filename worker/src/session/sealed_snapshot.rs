@@ -1,6 +1,6 @@
-//! Snapshots as they leave the process of a lease: encrypted with a key that only the session's
-//! client and the processes that run the session have. So neither a worker that keeps a snapshot nor
-//! its host's memory tells what is in it.
+//! Snapshots as they leave the process of a lease: encrypted with a key that the session's client has
+//! made. Workers that do not run the lease never get the key, so they cannot read the snapshots that
+//! they keep, nor change them unnoticed.
 //!
 //! A sealed snapshot is a salt of 32 bytes and chunks, each of [`CHUNK_BYTES`] of the snapshot but
 //! the last one, with a tag of 16 bytes. The chunks are encrypted by AES-256-GCM with a key that is
@@ -48,7 +48,7 @@ impl fmt::Debug for SnapshotKey {
     }
 }
 
-/// Which snapshot it is: what is authenticated with each chunk.
+/// Session and mark of a snapshot; authenticated with each chunk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SnapshotName {
     pub(crate) session: SessionId,
@@ -149,7 +149,7 @@ impl<W: Write> Write for SealingWriter<W> {
     }
 }
 
-/// Reads a snapshot that was sealed. Nothing that is read is other than what was written.
+/// Reads a snapshot that was sealed. Returns only bytes that passed authentication.
 pub(crate) struct OpeningReader<R> {
     from: R,
     cipher: LessSafeKey,
@@ -161,6 +161,8 @@ pub(crate) struct OpeningReader<R> {
     at: usize,
     /// The number of the next chunk.
     number: u64,
+    /// Whether a chunk could not be read: then there are no more.
+    has_failed: bool,
 }
 
 impl<R: Read> OpeningReader<R> {
@@ -186,35 +188,37 @@ impl<R: Read> OpeningReader<R> {
             chunk: Vec::new(),
             at: 0,
             number: 0,
+            has_failed: false,
         })
     }
 
-    /// Reads the next chunk, unless the last one was read.
-    fn open_chunk(&mut self) -> io::Result<()> {
+    /// Reads and opens the next chunk, and returns its size.
+    fn open_chunk(&mut self) -> io::Result<usize> {
         let sealed_bytes = self.left_bytes.min((CHUNK_BYTES + TAG_BYTES) as u64);
         self.left_bytes -= sealed_bytes;
         self.chunk.resize(sealed_bytes as usize, 0);
-        self.at = 0;
         self.from.read_exact(&mut self.chunk)?;
         let (nonce, aad) = (nonce(self.number, self.left_bytes == 0), self.name.aad());
         let opened = self.cipher.open_in_place(nonce, aad, &mut self.chunk);
         let opened_bytes = opened.map(|opened| opened.len());
-        let opened_bytes = opened_bytes.map_err(|_| {
+        self.number += 1;
+        opened_bytes.map_err(|_| {
             let reason = "it was changed, or sealed with another key, or for another mark";
             io::Error::new(io::ErrorKind::InvalidData, reason)
-        });
-        // What does not pass the check must not be read.
-        self.chunk.truncate(*opened_bytes.as_ref().unwrap_or(&0));
-        self.number += 1;
-        opened_bytes.map(drop)
+        })
     }
 }
 
 impl<R: Read> Read for OpeningReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let is_unread = self.left_bytes > 0 || self.number == 0;
-        if self.at == self.chunk.len() && is_unread {
-            self.open_chunk()?;
+        if self.at == self.chunk.len() && is_unread && !self.has_failed {
+            let opened = self.open_chunk();
+            self.has_failed = opened.is_err();
+            // What has not passed authentication must not be read.
+            self.chunk.truncate(*opened.as_ref().unwrap_or(&0));
+            self.at = 0;
+            opened?;
         }
         let count = into.len().min(self.chunk.len() - self.at);
         into[..count].copy_from_slice(&self.chunk[self.at..self.at + count]);

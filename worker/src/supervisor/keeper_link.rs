@@ -47,7 +47,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How long a snapshot may take to be stored by the keeper, and how long the keeper may read
 /// nothing. The client keeps its journal meanwhile, which has a bound.
-const STORE_DEADLINE: Duration = Duration::from_secs(10);
+const STORE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// A mark whose snapshot the keeper will not have soon counts as kept after this time: longer than
 /// the interval of heartbeats, so that the scheduler no longer takes the lease for one that could
@@ -109,11 +109,24 @@ impl KeeperQueues {
     /// Has the keeper drop the snapshots of a session. If the queue is full, they are dropped with
     /// the lease.
     pub(super) fn end_session(&self, session: SessionId) {
-        let ended = self.outgoing.try_send(Outgoing::SessionEnded(session));
-        if ended.is_err() {
-            lock(&self.progress).end_session(session);
+        if self
+            .outgoing
+            .try_send(Outgoing::SessionEnded(session))
+            .is_err()
+        {
+            // Messages about the session that are still queued would count for it.
+            lock(&self.progress).set_unknown();
         }
     }
+}
+
+/// A mark whose snapshot the keeper is to have.
+struct PendingMark {
+    mark: u64,
+    /// Until when the keeper must have the snapshot; or, if that is given up, when the mark counts as
+    /// kept without it.
+    until: Instant,
+    is_given_up: bool,
 }
 
 /// The link of a lease to its keeper.
@@ -125,9 +138,8 @@ pub(super) struct KeeperLink {
     /// Messages that were taken from `outgoing` while a snapshot was sent; at most [`QUEUE`].
     waiting: VecDeque<Outgoing>,
     stored: mpsc::Sender<SnapshotKept>,
-    /// The marks that count as kept when the keeper has their snapshots, by session, and until when
-    /// it must have them.
-    pending: HashMap<SessionId, (u64, Instant)>,
+    /// The marks that count as kept when the keeper has their snapshots, by session.
+    pending: HashMap<SessionId, PendingMark>,
     progress: Arc<Mutex<KeeperProgress>>,
     has_warned: bool,
 }
@@ -224,24 +236,40 @@ impl KeeperLink {
 
     fn pending_marks(&self) -> Vec<(SessionId, u64)> {
         let pending = self.pending.iter();
-        pending
-            .map(|(session, (mark, _))| (*session, *mark))
-            .collect()
+        pending.map(|(session, it)| (*session, it.mark)).collect()
     }
 
-    /// Returns when the next pending mark counts as kept.
+    /// Returns when the next pending mark is given up, or counts as kept.
     fn next_deadline(&self) -> Instant {
-        let deadlines = self.pending.values().map(|(_, until)| *until);
+        let deadlines = self.pending.values().map(|it| it.until);
         deadlines.min().unwrap_or_else(Instant::now)
+    }
+
+    /// Waits for the keeper to have the snapshot of a mark that was queued at `queued_at`.
+    fn expect(&mut self, session: SessionId, mark: u64, queued_at: Instant) {
+        let expected = PendingMark {
+            mark,
+            until: queued_at + STORE_DEADLINE,
+            is_given_up: false,
+        };
+        let known = self.pending.get(&session);
+        if known.is_none_or(|known| known.mark < mark) {
+            self.pending.insert(session, expected);
+        }
     }
 
     /// Lets a mark count as kept after [`GIVE_UP_DELAY`]; from now on the lease cannot move.
     fn give_up_soon(&mut self, session: SessionId, mark: u64) {
         lock(&self.progress).counted(session, mark);
-        let soon = Instant::now() + GIVE_UP_DELAY;
-        let (pending, until) = self.pending.entry(session).or_insert((mark, soon));
-        if mark >= *pending {
-            (*pending, *until) = (mark, soon.min(*until));
+        let until = Instant::now() + GIVE_UP_DELAY;
+        let given_up = PendingMark {
+            mark,
+            until,
+            is_given_up: true,
+        };
+        let known = self.pending.get(&session);
+        if known.is_none_or(|known| known.mark < mark || known.mark == mark && !known.is_given_up) {
+            self.pending.insert(session, given_up);
         }
     }
 
@@ -256,11 +284,15 @@ impl KeeperLink {
         let _ = self.stored.send(kept).await;
     }
 
-    /// Lets pending marks count as kept whose time was over at `now`.
+    /// Gives up pending marks whose time was over at `now`, and lets those count as kept that were
+    /// given up before.
     async fn give_up_pending(&mut self, now: Instant) {
-        let over = self.pending.extract_if(|_, (_, until)| *until <= now);
-        for (session, (mark, _)) in over.collect::<Vec<_>>() {
-            self.count_as_kept(session, mark).await;
+        let over = self.pending.extract_if(|_, it| it.until <= now);
+        for (session, it) in over.collect::<Vec<_>>() {
+            match it.is_given_up {
+                true => self.count_as_kept(session, it.mark).await,
+                false => self.give_up_soon(session, it.mark),
+            }
         }
     }
 
@@ -363,8 +395,7 @@ impl KeeperLink {
             self.count_as_kept(session, mark).await;
             return Ok(());
         };
-        let until = queued_at + STORE_DEADLINE;
-        self.pending.insert(session, (mark, until));
+        self.expect(session, mark, queued_at);
         if !sent.is_new(latest.id()) {
             return Ok(());
         }
@@ -409,8 +440,7 @@ impl KeeperLink {
                 queued_at,
             } = message
             {
-                let until = queued_at + STORE_DEADLINE;
-                self.pending.insert(session, (mark, until));
+                self.expect(session, mark, queued_at);
             }
             self.waiting.push_back(message);
         }
@@ -429,7 +459,7 @@ impl KeeperLink {
         let id = stored.id.unwrap_or_default();
         let session = SessionId(id.session_id);
         let pending = self.pending.get(&session);
-        let is_pending = pending.is_some_and(|(mark, _)| *mark == id.mark);
+        let is_pending = pending.is_some_and(|it| it.mark == id.mark);
         if stored.error.is_empty() {
             self.record_stored(id, sent);
             if is_pending {

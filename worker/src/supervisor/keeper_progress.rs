@@ -1,8 +1,8 @@
 //! Whether a lease could go on at its keeper.
 //!
-//! A client restores a session from the last mark that counts as kept, or from a later one. A mark
-//! may count as kept although the keeper does not have its snapshot; see
-//! [`keeper_link`](super::keeper_link).
+//! A client restores a session from the last mark that counts as kept, or from a later one; unless
+//! its journal has lapsed, which it does not report. A mark may count as kept although the keeper
+//! does not have its snapshot; see [`keeper_link`](super::keeper_link).
 
 use std::collections::HashMap;
 
@@ -17,6 +17,7 @@ pub(super) struct KeeperProgress {
     counted: HashMap<SessionId, u64>,
     /// The last mark of each session whose snapshot the keeper has.
     stored: HashMap<SessionId, u64>,
+    is_unknown: bool,
 }
 
 impl KeeperProgress {
@@ -33,7 +34,14 @@ impl KeeperProgress {
 
     /// Records that a mark counts as kept.
     pub(super) fn counted(&mut self, session: SessionId, mark: u64) {
-        self.counted.insert(session, mark);
+        let latest = self.counted.entry(session).or_default();
+        *latest = mark.max(*latest);
+    }
+
+    /// Records that the end of a session was missed, so that it is not known any more which sessions
+    /// there are. The lease then moves only if its worker is lost.
+    pub(super) fn set_unknown(&mut self) {
+        self.is_unknown = true;
     }
 
     /// Records that the keeper has the snapshot of a mark. Returns whether it had none from which
@@ -61,7 +69,8 @@ impl KeeperProgress {
     pub(super) fn keeper_of_all(&self, live_sessions: usize) -> Option<WorkerId> {
         let has_all = self.counted.keys().all(|session| self.has(*session))
             && self.stored.len() >= live_sessions;
-        self.keeper.filter(|_| has_all && live_sessions > 0)
+        self.keeper
+            .filter(|_| has_all && live_sessions > 0 && !self.is_unknown)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
-use tensord_proto::ids::LeaseId;
+use tensord_proto::ids::{LeaseId, SessionId};
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
@@ -177,6 +177,11 @@ impl Supervisor {
     ) -> Vec<QueuedTask> {
         let known = self.scheduler_tasks().into_iter().map(QueuedTask::from);
         let snapshots = lock(&self.snapshots).of(lease);
+        for snapshot in &snapshots {
+            // The client may commit the mark from which it goes on.
+            let session = SessionId(snapshot.info.session_id);
+            lock(&queues.progress).counted(session, snapshot.info.mark);
+        }
         let kept = lock(&self.kept_uploads).segments_of(tenant);
         known
             .chain(snapshots.into_iter().map(QueuedTask::of_snapshot))

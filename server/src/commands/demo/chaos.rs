@@ -24,11 +24,12 @@ use crate::{
 pub(super) const WORKERS: u32 = 3;
 
 /// Passes over the training set: enough for several kills.
-const EPOCHS: usize = 120;
+const EPOCHS: usize = 300;
 
-/// Bounds of the time between a recovery and the next kill, in milliseconds. It must be long enough
-/// for another worker to get a snapshot.
-const PAUSE_MS: [u64; 2] = [1_500, 3_000];
+/// Bounds of the time between a recovery and the next kill, in milliseconds. The pool must have time
+/// to find another keeper for the snapshots if the last one was killed: 2 s, and some for the
+/// snapshot.
+const PAUSE_MS: [u64; 2] = [3_500, 5_000];
 
 /// Limit for the training to go on after a kill, and for a new worker to join.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
