@@ -47,7 +47,7 @@ fn workers_are_listed_and_removed_while_the_pool_runs() {
 
     assert_eq!(
         stdout_of(home, &["worker", "remove", "gpu-1"]),
-        "worker gpu-1 is removed, and its leases have ended\n"
+        "worker gpu-1 is removed; its leases have ended, or go on at other workers\n"
     );
     assert_eq!(worker.child.wait().unwrap().code(), Some(1));
     assert_eq!(listed(home), Vec::<serde_json::Value>::new());
