@@ -134,7 +134,7 @@ fn a_leaving_worker_starts_nothing_more() {
     let ends = table.end_all(now, "the worker leaves");
     assert_eq!(ends, [Action::End(A, "the worker leaves".into())]);
     assert_eq!(table.exited(now, A, "it exited"), [Action::Forget(A)]);
-    let closed = Route::Dead("the worker leaves".into());
+    let closed = Route::Closed("the worker leaves".into());
     assert_eq!(table.route(A), closed);
     assert_eq!(table.granted(now, B, &[claim(B, 0, 2)]), []);
     assert_eq!(table.route(B), closed);
