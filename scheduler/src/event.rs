@@ -47,7 +47,7 @@ pub enum Event {
         is_drained: bool,
     },
     /// An administrator moves a lease to its keeper. It moves at once, or not at all:
-    /// [`Engine::check_move`](crate::Engine::check_move) says why not.
+    /// [`Engine::check_move`](crate::Engine::check_move) returns the reason.
     MoveLease {
         /// The lease.
         lease: LeaseId,

@@ -10,7 +10,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
-use crate::event::GrantedDevice;
+use crate::event::{DeviceRef, GrantedDevice};
 use crate::lease::{Lease, Unreachable};
 use crate::reason::{CannotMove, EndReason};
 
@@ -39,9 +39,9 @@ impl Engine {
 
     /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
     /// broken stream alone is enough to move a lease at once: the client may have lost its network,
-    /// and the worker its connection to the scheduler. With both, the lease need not wait until the worker is
-    /// considered lost. If only the client misses the worker, and does so for long, it is the
-    /// network between the two.
+    /// and the worker its connection to the scheduler. With both, the lease need not wait until the
+    /// worker is considered lost. If only the client misses the worker, and does so for long, it is
+    /// the network between the two.
     pub(super) fn on_unreachable(&mut self, client: ClientId, id: LeaseId) {
         let now = self.now;
         let lease = self.leases.get_mut(id);
@@ -96,12 +96,23 @@ impl Engine {
         workers.any(|worker| worker.is_draining())
     }
 
+    /// Returns the client of a lease, if it is attached.
+    fn attached_owner(&self, id: LeaseId) -> Option<ClientId> {
+        let owner = self.leases.get(id)?.owner;
+        owner.filter(|owner| self.clients.contains_key(owner))
+    }
+
+    /// Returns a free device of a lease's keeper on which the lease could go on.
+    fn free_at_keeper(&self, lease: &Lease) -> Option<DeviceRef> {
+        self.pool.free_equal(lease.keeper?, &lease.requirement?)
+    }
+
     /// Reports to the client of a lost lease that the lease waits, if the client does not know.
     fn report_interrupted(&mut self, id: LeaseId) {
+        let attached = self.attached_owner(id);
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
         let unreported = lease.lost.clone().filter(|_| !lease.is_loss_reported);
         if let (Some(client), Some(reason)) = (attached, unreported) {
             lease.is_loss_reported = true;
@@ -120,8 +131,7 @@ impl Engine {
     /// Why the lease cannot move.
     pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
         let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
-        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
-        if attached.is_none() {
+        if self.attached_owner(id).is_none() {
             return Err(CannotMove::ClientAway);
         }
         if !lease.is_durable {
@@ -135,11 +145,10 @@ impl Engine {
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
-        let free = || self.pool.free_equal(lease.keeper?, &lease.requirement?);
         if !lease.is_kept && lease.lost.is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }
-        match free() {
+        match self.free_at_keeper(lease) {
             Some(_) => Ok(name),
             None => Err(CannotMove::NoFreeDevice { keeper: name }),
         }
@@ -151,13 +160,9 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
-        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
-        let (Some(_), Some(keeper), Some(requirement)) =
-            (attached, lease.keeper, lease.requirement)
-        else {
-            return false;
-        };
-        let Some(device_ref) = self.pool.free_equal(keeper, &requirement) else {
+        let is_attached = self.attached_owner(id).is_some();
+        let free = self.free_at_keeper(lease).filter(|_| is_attached);
+        let Some(device_ref) = free else {
             return false;
         };
         let old_grants = lease.workers().into_iter();
@@ -191,8 +196,7 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        let attached = lease.owner.filter(|owner| self.clients.contains_key(owner));
-        let (Some(client), epoch) = (attached, lease.epoch) else {
+        let (Some(client), epoch) = (self.attached_owner(id), lease.epoch) else {
             return;
         };
         let device =

@@ -96,12 +96,18 @@ impl World {
         self.send(Event::Drain { worker, is_drained });
     }
 
+    /// Returns a lease that was granted at some time, to any client, or one that never was if there
+    /// is none.
+    fn lease_of_any_client(&self, nth: usize) -> LeaseId {
+        let leases = self.clients.iter().flat_map(|client| client.tokens.keys());
+        let leases: Vec<_> = leases.copied().collect();
+        let lease = leases.get(nth % leases.len().max(1)).copied();
+        lease.unwrap_or(LeaseId(0))
+    }
+
     /// An administrator moves a lease that was granted at some time.
     pub(super) fn move_lease_by_command(&mut self, nth: usize) {
-        let all = self.clients.iter().flat_map(|client| client.tokens.keys());
-        let all: Vec<_> = all.copied().collect();
-        let lease = all.get(nth % all.len().max(1)).copied();
-        let lease = lease.unwrap_or(LeaseId(0));
+        let lease = self.lease_of_any_client(nth);
         self.commanded = Some(lease);
         self.send(Event::MoveLease { lease });
         self.commanded = None;
@@ -274,14 +280,7 @@ impl World {
 
     /// Reports that the worker of a lease cannot be reached, perhaps of another client's.
     pub(super) fn report_unreachable(&mut self, i: usize, nth: usize) {
-        let all: Vec<_> = self
-            .clients
-            .iter()
-            .flat_map(|client| client.tokens.keys())
-            .collect();
-        let lease = all
-            .get(nth % all.len().max(1))
-            .map_or(LeaseId(0), |lease| **lease);
+        let lease = self.lease_of_any_client(nth);
         let now = self.now;
         let (since, latest) = self.reports.entry((i, lease)).or_insert((now, now));
         if now - *latest > 2_000 {
@@ -293,14 +292,7 @@ impl World {
 
     /// Releases a lease that was granted at some time, perhaps to another client.
     pub(super) fn release(&mut self, i: usize, nth: usize) {
-        let all: Vec<_> = self
-            .clients
-            .iter()
-            .flat_map(|client| client.tokens.keys())
-            .collect();
-        let lease = all
-            .get(nth % all.len().max(1))
-            .map_or(LeaseId(0), |lease| **lease);
+        let lease = self.lease_of_any_client(nth);
         if self.clients[i].attached {
             self.clients[i].leases.remove(&lease);
             if let Some(leases) = &mut self.leases {
