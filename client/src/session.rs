@@ -14,8 +14,8 @@
 //!   syncs without a reply, `pending_reads` assembles the values of the reads, `answered`
 //!   checks those that another process repeats, and `journal` decides from where the session
 //!   goes on if its process dies.
-//! - `driver`: keeps each track connected to its `destination`; `track_end` is the session as its connections see
-//!   it, `connection_end` has the ways in which a connection ends.
+//! - `driver`: keeps each track connected to its `destination`; `track_end` is the session as its
+//!   connections see it, `connection_end` has the ways in which a connection ends.
 
 mod answered;
 mod connection_end;

@@ -10,9 +10,9 @@
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
 //! - `turns` decides which process may use a device that several leases share.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
-//! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to another
-//!   worker, `keeper_progress` tells whether that one could go on with the lease, and `keeper` has
-//!   those that other workers send.
+//! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to the
+//!   lease's keeper, and `keeper_progress` decides whether the lease could go on at its keeper.
+//!   `keeper` has the snapshots that other workers send to this one.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.

@@ -193,7 +193,8 @@ impl Journal {
     }
 
     /// Records that the session goes on from one of the
-    /// [`restore_points`](Self::restore_points) in another process, of this epoch. Returns a mark that was not committed before.
+    /// [`restore_points`](Self::restore_points) in another process, of this epoch. Returns the
+    /// mark from which it goes on if that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
         let pending = self.pending.as_mut()?;

@@ -49,7 +49,8 @@ impl State {
         }
     }
 
-    /// Returns the epoch of the process that the session is in, and the marks from which the session can go on in another one.
+    /// Returns the epoch of the process that the session is in, and the marks from which the session
+    /// can go on in another process.
     pub(in super::super) fn restore_points(&self) -> (u64, Vec<RestorePoint>) {
         let first_pending = self.requests.first_pending();
         let points = self.journal.restore_points(first_pending);

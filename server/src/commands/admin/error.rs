@@ -36,7 +36,7 @@ pub(crate) enum AdminError {
     },
     /// A worker that is drained still has leases when the wait is over.
     #[error(
-        "worker {name} still has leases after {} s ({leases}); `tensord lease list` says why they stay, and draining goes on", wait.as_secs()
+        "worker {name} still has leases after {} s ({leases}); `tensord lease list` shows why they stay, and draining goes on", wait.as_secs()
     )]
     NotDrained {
         /// The worker's name.

@@ -35,8 +35,8 @@ use crate::{
 /// every [`PING_INTERVAL`](crate::supervisor::keeper_link::PING_INTERVAL).
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Why the connection of a worker closes that may send no snapshots any more. There is no reply to a
-/// snapshot then: the lease may go on here, from an earlier one.
+/// Why a connection closes whose worker may no longer send snapshots of the lease. A snapshot that is
+/// complete by then gets no reply, as the lease may go on here from an earlier one.
 const MOVED: &str = "the lease has moved or ended";
 
 /// Serves a connection of a worker that sends the snapshots of a lease.
