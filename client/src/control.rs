@@ -22,14 +22,15 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         CancelRequest, ClientHello, Error, ErrorCode, Granted, Interrupted, LeaseRequest, Moved,
-        PoolMessage, ReleaseLease, Renewed, WorkerUnreachable, client_message, pool_message,
+        PoolMessage, ReleaseLease, Renewed, Restorable, WorkerUnreachable, client_message,
+        pool_message,
     },
     version,
 };
 use tensord_transport::PoolUrl;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
@@ -48,6 +49,9 @@ const DEADLINE: Duration = Duration::from_millis(3500);
 /// A stream on which nothing is received for this long is lost; schedulers send at least a
 /// ping each second.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// Interval of the checks whether leases could go on from snapshots.
+const RESTORABLE_CHECK: Duration = Duration::from_millis(250);
 
 /// Pause between attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(500);
@@ -77,6 +81,8 @@ pub(crate) enum RequestOutcome {
 struct HeldLease {
     token: Bytes,
     watch: LeaseWatch,
+    /// What the pool knows, on the present stream, of whether the lease could go on from snapshots.
+    reported_restorable: bool,
     /// The lease was dropped, and is released as soon as there is a stream. Until then it is
     /// still claimed: a scheduler that restarted needs the claim before the release.
     released: bool,
@@ -213,11 +219,34 @@ impl Control {
             .map(|lease| client_message::Body::Unreachable(WorkerUnreachable { lease_id: lease.0 }))
     }
 
+    /// Returns the messages about leases of which it has changed whether they could go on from
+    /// snapshots.
+    fn restorable_messages(&mut self) -> Vec<client_message::Body> {
+        let mut changed = Vec::new();
+        for (lease, held_lease) in &mut self.leases {
+            let restorable = held_lease.watch.is_restorable();
+            if std::mem::replace(&mut held_lease.reported_restorable, restorable) != restorable {
+                let lease_id = lease.0;
+                let body = Restorable {
+                    lease_id,
+                    restorable,
+                };
+                changed.push(client_message::Body::Restorable(body));
+            }
+        }
+        changed
+    }
+
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
+        for held_lease in self.leases.values_mut() {
+            held_lease.reported_restorable = false;
+        }
+        let mut silent_at = Instant::now() + SILENCE;
         loop {
             let (mut messages, left) = self.apply_withdrawals();
             messages.extend(self.release_messages());
             messages.extend(self.unreachable_messages());
+            messages.extend(self.restorable_messages());
             for body in messages {
                 if let Err(lost) = stream.send(body).await {
                     return lost;
@@ -230,8 +259,11 @@ impl Control {
                 return StreamEnd::Left;
             }
             tokio::select! {
-                received = timeout(SILENCE, stream.inbound.message()) => match received {
-                    Ok(Ok(Some(received))) => self.on_message(received),
+                received = timeout_at(silent_at, stream.inbound.message()) => match received {
+                    Ok(Ok(Some(received))) => {
+                        silent_at = Instant::now() + SILENCE;
+                        self.on_message(received);
+                    }
                     Ok(Ok(None)) => return StreamEnd::Lost("the pool closed the connection".into()),
                     Ok(Err(status)) => return StreamEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string()),
                     Err(_) => return StreamEnd::Lost(format!("the pool sent nothing for {SILENCE:?}")),
@@ -249,6 +281,7 @@ impl Control {
                 }
                 () = self.withdrawals.added() => {}
                 () = self.unreachable.added() => {}
+                () = sleep(RESTORABLE_CHECK), if !self.leases.is_empty() => {}
             }
         }
     }
@@ -388,6 +421,7 @@ impl Control {
         let held_lease = HeldLease {
             token,
             watch,
+            reported_restorable: false,
             released,
         };
         self.leases.insert(lease, held_lease);

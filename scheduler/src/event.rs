@@ -198,6 +198,14 @@ pub enum ClientEvent {
         /// The lease.
         lease: LeaseId,
     },
+    /// Whether the client could go on from snapshots with a lease. It could not at first, on each
+    /// stream.
+    Restorable {
+        /// The lease.
+        lease: LeaseId,
+        /// Whether it could.
+        is_restorable: bool,
+    },
     /// The client releases a lease.
     Release {
         /// The lease.

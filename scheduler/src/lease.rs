@@ -41,6 +41,8 @@ pub(crate) struct Lease {
     /// Whether the keeper has the snapshots from which the lease would go on, as its worker has
     /// reported.
     pub(crate) is_kept: bool,
+    /// Whether the client could go on from snapshots, as it has reported.
+    pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
     pub(crate) unreachable: Option<Unreachable>,
     /// What another device must be for the lease to go on there, if it may move.
@@ -116,6 +118,12 @@ impl Lease {
             grant,
         };
         lease_devices.map(grant).collect()
+    }
+
+    /// Returns whether the lease could go on elsewhere although its worker is there: the keeper has
+    /// what the client needs, and the client has the rest.
+    pub(crate) fn is_movable(&self) -> bool {
+        self.is_kept && self.is_restorable
     }
 
     /// Returns the lease's device if it is its only one.

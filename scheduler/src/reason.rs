@@ -118,6 +118,11 @@ pub enum CannotMove {
     /// The lease's client is not attached, and nobody else could open its sessions.
     #[error("its program is not connected")]
     ClientAway,
+    /// The client could not go on from snapshots.
+    #[error(
+        "its program has no snapshot to go on from yet, or has sent more than 128 MiB since the last one"
+    )]
+    NotRestorable,
     /// The keeper lacks a snapshot, so the sessions could not go on there.
     #[error("worker {keeper} does not have its snapshots yet")]
     NoSnapshots {

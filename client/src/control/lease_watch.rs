@@ -81,6 +81,16 @@ impl LeaseWatch {
         self.lock().events = events;
     }
 
+    /// Returns whether all sessions of the lease could go on from snapshots.
+    pub(super) fn is_restorable(&self) -> bool {
+        let status = self.lock();
+        let sessions = status.sessions.iter();
+        let mut sessions = sessions
+            .filter_map(|watched| watched.session.upgrade())
+            .peekable();
+        sessions.peek().is_some() && sessions.all(|session| session.can_be_restored())
+    }
+
     /// Returns the pool's last report of where the lease goes on, or `None` if the lease is where it
     /// was granted.
     pub(crate) fn last_move(&self) -> Option<v1::Moved> {

@@ -26,6 +26,10 @@ impl Engine {
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
             ClientEvent::Unreachable { lease } => self.on_unreachable(client, lease),
+            ClientEvent::Restorable {
+                lease,
+                is_restorable,
+            } => self.set_restorable(client, lease, is_restorable),
             ClientEvent::Release { lease } => self.release(client, lease),
             ClientEvent::Disconnected => self.detach(client),
         }
@@ -82,7 +86,7 @@ impl Engine {
         match self.leases.get_mut(id) {
             Some(lease) if lease.owner == Some(client) => {
                 lease.expires_at = None;
-                lease.is_loss_reported = false;
+                (lease.is_loss_reported, lease.is_restorable) = (false, false);
                 if epoch < lease.epoch {
                     self.report_moved(id);
                 }

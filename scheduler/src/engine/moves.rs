@@ -56,8 +56,16 @@ impl Engine {
         let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
         let is_down = !self.pool.is_connected(device_ref.worker);
         // Without the snapshots, the lease could only go on where it is, if the worker comes back.
-        if lease.is_kept && (is_down || for_long) {
+        if lease.is_movable() && (is_down || for_long) {
             self.try_move(id);
+        }
+    }
+
+    /// Records whether `client` could go on with a lease from snapshots.
+    pub(super) fn set_restorable(&mut self, client: ClientId, id: LeaseId, is_restorable: bool) {
+        let lease = self.leases.get_mut(id);
+        if let Some(lease) = lease.filter(|lease| lease.owner == Some(client)) {
+            lease.is_restorable = is_restorable;
         }
     }
 
@@ -82,7 +90,7 @@ impl Engine {
                 self.report_interrupted(id);
             }
         }
-        let must_move = |lease: &Lease| lease.is_kept && self.is_draining(lease);
+        let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
             self.try_move(id);
@@ -145,6 +153,9 @@ impl Engine {
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
+        if lease.lost.is_none() && !lease.is_restorable {
+            return Err(CannotMove::NotRestorable);
+        }
         if !lease.is_kept && lease.lost.is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }

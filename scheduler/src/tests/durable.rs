@@ -80,6 +80,16 @@ pub(super) fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
     worker(worker_id, WorkerEvent::SnapshotsKept { kept })
 }
 
+/// A client reports whether it could go on with a lease from snapshots.
+pub(super) fn restorable(id: u64, lease: u64, is_restorable: bool) -> Event {
+    let lease = LeaseId(lease);
+    let event = ClientEvent::Restorable {
+        lease,
+        is_restorable,
+    };
+    client(id, event)
+}
+
 /// Worker 1 runs lease 10 of client 1, and worker 2 has joined after that and keeps its
 /// snapshots.
 pub(super) fn kept_by_worker_2() -> Vec<Step> {
@@ -87,6 +97,7 @@ pub(super) fn kept_by_worker_2() -> Vec<Step> {
         (0, join(1, &[exact(16)]), vec![]),
         (0, attach(1), vec![]),
         (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (1, restorable(1, 10, true), vec![]),
         (2, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
     ]
 }

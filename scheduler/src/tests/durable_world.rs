@@ -131,7 +131,7 @@ impl World {
                 let known = worker.known.as_ref();
                 worker.id == device_ref.worker.0 && known.is_some_and(|known| known.is_draining())
             });
-            let must_move = lease.lost.is_some() || lease.is_kept && is_draining;
+            let must_move = lease.lost.is_some() || lease.is_movable() && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
         }
     }

@@ -132,6 +132,32 @@ fn leases_of_a_worker_that_is_about_to_stop_move() {
 }
 
 #[test]
+fn lease_stays_while_its_client_could_not_go_on_elsewhere() {
+    let drained = [
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (4, restorable(1, 10, false), vec![]),
+        // Not the client's lease.
+        (4, attach(2), vec![]),
+        (4, restorable(2, 10, true), vec![]),
+        (5, drain(1, true), vec![]),
+        (
+            6,
+            restorable(1, 10, true),
+            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(drained));
+    // A new stream.
+    let back = [
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (4, client_disconnected(1), vec![]),
+        (5, attach_claiming(1, &[(10, &[(1, 0)])]), vec![]),
+        (6, drain(1, true), vec![]),
+    ];
+    check(kept_by_worker_2().into_iter().chain(back));
+}
+
+#[test]
 fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
     let stops = [
         (3, attach(2), vec![]),
@@ -221,8 +247,9 @@ fn reason_why_a_lease_cannot_move_names_what_is_missing() {
     ];
     check(ready, 10, Err(CannotMove::NoKeeper));
     let joined = vec![join(2, &[exact(16)])];
+    check(joined, 10, Err(CannotMove::NotRestorable));
     check(
-        joined,
+        vec![restorable(1, 10, true)],
         10,
         Err(CannotMove::NoSnapshots { keeper: keeper() }),
     );

@@ -33,6 +33,11 @@ enum Op {
     MoveLease {
         nth: usize,
     },
+    Restorable {
+        client: usize,
+        nth: usize,
+        is_restorable: bool,
+    },
     SnapshotsKept {
         worker: usize,
         all: bool,
@@ -172,6 +177,9 @@ fn client_op() -> impl Strategy<Value = Op> {
         2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Unreachable { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
+        4 => (client(), 0..64_usize, prop::bool::weighted(0.8)).prop_map(
+            |(client, nth, is_restorable)| Op::Restorable { client, nth, is_restorable }
+        ),
         1 => (0..WORKERS).prop_map(|index| Op::OldStreamEvents { index }),
     ]
 }
@@ -193,6 +201,11 @@ fn apply(world: &mut World, op: Op) {
         Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::Drain { worker, is_drained } => world.drain(worker, is_drained),
         Op::MoveLease { nth } => world.move_lease_by_command(nth),
+        Op::Restorable {
+            client,
+            nth,
+            is_restorable,
+        } => world.report_restorable(client, nth, is_restorable),
         Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),

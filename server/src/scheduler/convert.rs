@@ -259,6 +259,10 @@ pub(super) fn client_event(
         Some(Body::Unreachable(unreachable)) => Ok(ClientEvent::Unreachable {
             lease: LeaseId(unreachable.lease_id),
         }),
+        Some(Body::Restorable(restorable)) => Ok(ClientEvent::Restorable {
+            lease: LeaseId(restorable.lease_id),
+            is_restorable: restorable.restorable,
+        }),
         Some(Body::Release(release)) => Ok(ClientEvent::Release {
             lease: LeaseId(release.lease_id),
         }),

@@ -1,8 +1,8 @@
 //! Whether a lease could go on at its keeper.
 //!
-//! A client restores a session from the last mark that counts as kept, or from a later one; unless
-//! its journal has lapsed, which it does not report. A mark may count as kept although the keeper
-//! does not have its snapshot; see [`keeper_link`](super::keeper_link).
+//! A client restores a session from the last mark that counts as kept, or from a later one; if its
+//! journal has lapsed, it tells the scheduler. A mark may count as kept although the keeper does not
+//! have its snapshot; see [`keeper_link`](super::keeper_link).
 
 use std::collections::HashMap;
 
