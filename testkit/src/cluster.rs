@@ -1,7 +1,7 @@
 //! Real processes on loopback: a scheduler, workers, and any other process a test needs.
 //!
 //! Every process listens on port 0 and is killed by its process id when its handle is
-//! dropped. Its log goes to a file, which is printed when a wait fails.
+//! dropped. Its log goes to a file, which is printed when a wait or the test fails.
 
 use std::{
     fs::File,
@@ -18,6 +18,9 @@ use tensord_transport::{PoolUrl, tls::Trust};
 
 /// How long a process may take to start. Debug builds on busy machines are slow.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Number of lines of a process's log that are printed when its test fails.
+const LAST_LOG_LINES: usize = 80;
 
 /// A `tensord` process.
 pub struct Process {
@@ -213,6 +216,12 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(LAST_LOG_LINES)..];
+            eprintln!("end of {}:\n{}", self.log.display(), last.join("\n"));
+        }
     }
 }
 

@@ -267,16 +267,22 @@ impl RawSession {
 ///
 /// If a session is opened, or the worker does not refuse within [`ANSWER_DEADLINE`].
 pub async fn refusal(target: &Target) -> v1::Error {
-    let refused = timeout(ANSWER_DEADLINE, async {
-        loop {
-            match RawSession::open(target).await {
-                Ok(_) => panic!("the worker opened a session"),
-                Err(SessionError::Rejected(error)) => return error,
-                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        }
-    });
-    refused.await.expect("the worker refuses")
+    let until = Instant::now() + ANSWER_DEADLINE;
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let last = match timeout_at(until, RawSession::open(target)).await {
+            Ok(Ok(_)) => panic!("the worker opened a session"),
+            Ok(Err(SessionError::Rejected(error))) => return error,
+            Ok(Err(lost)) => format!("failed: {lost}"),
+            Err(_) => "got no answer".into(),
+        };
+        assert!(
+            Instant::now() < until,
+            "the worker refused no session within {ANSWER_DEADLINE:?}; attempt {attempts} {last}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 async fn dial_tcp(target: &Target) -> Result<Link, SessionError> {
