@@ -23,10 +23,7 @@ use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
 
-use crate::{
-    cohort::CohortMember,
-    session::{Answer, Capability, Session, closed},
-};
+use crate::session::{Answer, Capability, Session, closed};
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
 /// Programs written against `burn::tensor::Device` use
@@ -255,10 +252,7 @@ impl TensordClient {
             index_id: *lease_rank as u16,
         };
         op.device_ids = lease_ranks.iter().map(id).collect();
-        let op = DistributedOperationIr::AllReduce(op);
-        self.0.session.record(OperationIr::Distributed(op));
-        let CohortMember { cohort, lease_rank } = &self.0.session.cohort_member;
-        cohort.record_all_reduce(&lease_ranks, *lease_rank);
+        self.0.session.record_all_reduce(op, &lease_ranks);
     }
 
     /// Returns the lease rank of the device that Burn knows by `id`, or the text of an error

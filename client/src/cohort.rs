@@ -1,14 +1,17 @@
 //! The state that the sessions of one lease share: which ranks lag behind in a collective,
-//! so that the others wait for them, and why the lease has ended.
+//! so that the others wait for them, when they place marks ([`cuts`]), and why the lease has
+//! ended.
 //!
 //! A collective proceeds once the ops of all its ranks are on the wire. But Burn's
 //! remote client buffers ops, and a rank whose thread has ended would never send
 //! its last ones. So while a rank has not reached an all-reduce that another rank of
 //! its group has reached, the ops of the lagging rank are flushed again and again.
 
+mod cuts;
+
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,6 +21,8 @@ use tokio::{
     sync::{Notify, watch},
     time::sleep,
 };
+
+pub(crate) use self::cuts::Cuts;
 
 /// Delay until the ops of a rank that is behind are flushed. Threads that run at
 /// about the same speed reach the all-reduce by themselves within that time.
@@ -34,10 +39,15 @@ pub(crate) const LEASE_DROPPED: &str = "the lease was dropped";
 pub(crate) struct Cohort {
     /// Chosen at random.
     pub(crate) id: u64,
+    /// Number of sessions.
+    size: usize,
     /// For each group, by its lease ranks in ascending order: how many all-reduces each rank
     /// is ahead of the slowest. Groups whose ranks are level have no entry.
     ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
     imbalance: Notify,
+    cuts: Mutex<Cuts>,
+    /// Wake the drivers of the sessions.
+    wakes: Mutex<Vec<Arc<Notify>>>,
     /// Why the lease of the sessions can no longer be used, once it cannot.
     end: watch::Sender<Option<String>>,
 }
@@ -50,12 +60,43 @@ pub(crate) struct CohortMember {
     pub(crate) lease_rank: u32,
 }
 
+impl CohortMember {
+    /// Returns whether the cohort has other sessions.
+    pub(crate) fn has_others(&self) -> bool {
+        self.cohort.size > 1
+    }
+
+    /// Locks the cuts of the cohort. The caller may have locked its own session, and must lock
+    /// nothing else meanwhile.
+    pub(crate) fn cuts(&self) -> MutexGuard<'_, Cuts> {
+        let cuts = self.cohort.cuts.lock();
+        cuts.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Cohort {
-    pub(crate) fn new(id: u64) -> Arc<Self> {
+    /// Creates the cohort of `size` sessions.
+    pub(crate) fn new(id: u64, size: usize) -> Arc<Self> {
         Arc::new(Self {
             id,
+            size,
+            cuts: Mutex::new(Cuts::new(size)),
             ..Self::default()
         })
+    }
+
+    /// Adds what wakes the driver of a session.
+    pub(crate) fn add_wake(&self, wake: Arc<Notify>) {
+        self.wakes().push(wake);
+    }
+
+    /// Wakes the drivers of all sessions.
+    pub(crate) fn wake_all(&self) {
+        self.wakes().iter().for_each(|wake| wake.notify_one());
+    }
+
+    fn wakes(&self) -> MutexGuard<'_, Vec<Arc<Notify>>> {
+        self.wakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the session with `lease_rank` has reached an all-reduce of `group`, which
@@ -150,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_first_reason_for_the_end_of_a_lease_stays() {
-        let cohort = Cohort::new(1);
+        let cohort = Cohort::new(1, 1);
         let early = cohort.ended();
         let waits = Some(Duration::ZERO);
         assert_eq!(block_on(cohort.ended(), waits), None);
@@ -161,7 +202,7 @@ mod tests {
         for ended in [block_on(early, None), block_on(late, None)] {
             assert_eq!(ended.as_deref(), Some("worker a is lost"));
         }
-        let dropped = Cohort::new(2).ended();
+        let dropped = Cohort::new(2, 1).ended();
         assert_eq!(block_on(dropped, None).as_deref(), Some(LEASE_DROPPED));
     }
 

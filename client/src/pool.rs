@@ -197,7 +197,7 @@ impl Pool {
         watch: LeaseWatch,
         durability: Durability,
     ) -> Result<Lease, LeaseError> {
-        let cohort = Cohort::new(rand::rng().next_u64());
+        let cohort = Cohort::new(rand::rng().next_u64(), granted.devices.len());
         // From here on dropping the lease gives everything back.
         let mut lease = Lease {
             id: LeaseId(granted.lease_id),

@@ -46,7 +46,7 @@ use std::{
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_ir::{AllReduceOpIr, DistributedOperationIr, OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     bulk::shared,
@@ -99,7 +99,7 @@ pub(crate) struct Session {
     /// Notified when the session may have room again, or has ended.
     room: Condvar,
     /// Wakes the driver of the ops track; `wake_bulk` wakes that of the bulk track.
-    wake: Notify,
+    wake: Arc<Notify>,
     wake_bulk: Notify,
     next_tensor: AtomicU64,
     pub(crate) counters: ByteCounters,
@@ -112,15 +112,18 @@ impl Session {
         durability: Durability,
         snapshot_key: SnapshotKey,
     ) -> Arc<Self> {
+        let wake = Arc::new(Notify::new());
+        cohort_member.cohort.add_wake(wake.clone());
+        let state = State::new(Instant::now(), durability, &cohort_member);
         Arc::new(Self {
             id,
             snapshot_key,
             cohort_member,
-            state: Mutex::new(State::new(Instant::now(), durability)),
+            state: Mutex::new(state),
             op_encoder: Mutex::default(),
             sender_slot: SenderSlot::default(),
             room: Condvar::new(),
-            wake: Notify::new(),
+            wake,
             wake_bulk: Notify::new(),
             next_tensor: AtomicU64::new(1),
             counters: ByteCounters::default(),
@@ -150,6 +153,22 @@ impl Session {
             let must_wake = state.record_op(op);
             self.recorded(state, must_wake);
         }
+    }
+
+    /// Records an all-reduce of `group`, whose lease ranks are ascending, as
+    /// [`record`](Self::record) does.
+    pub(crate) fn record_all_reduce(&self, op: AllReduceOpIr, group: &[u32]) {
+        let mut state = self.lock();
+        if state.end.is_none() {
+            state.before_all_reduce(group, Instant::now());
+            let op = DistributedOperationIr::AllReduce(op);
+            let must_wake = state.record_op(OperationIr::Distributed(op));
+            self.recorded(state, must_wake);
+        } else {
+            drop(state);
+        }
+        let CohortMember { cohort, lease_rank } = &self.cohort_member;
+        cohort.record_all_reduce(group, *lease_rank);
     }
 
     fn record_item(&self, item: Item, urgent: bool) {
@@ -229,7 +248,8 @@ impl Session {
     /// Offers a tensor's value to the session with lease rank `to`, which takes it with the
     /// same `capability`.
     pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
-        self.record_frame(frames::offer(tensor, capability, to));
+        let frame = Item::Frame(frames::offer(tensor, capability, to));
+        self.record_transfer(to, capability, frame);
     }
 
     /// Makes tensor `id`, with the shape and dtype of `tensor`, of the value that the session
@@ -241,7 +261,18 @@ impl Session {
         capability: &Capability,
         from: u32,
     ) {
-        self.record_tensor(id, frames::take(id, tensor, capability, from));
+        let frame = Item::NewTensor(id, frames::take(id, tensor, capability, from));
+        self.record_transfer(from, capability, frame);
+    }
+
+    /// Records this session's part of a transfer from or to the session with lease rank `other`.
+    fn record_transfer(&self, other: u32, capability: &Capability, item: Item) {
+        let mut state = self.lock();
+        if state.end.is_none() {
+            state.before_transfer(other, *capability, Instant::now());
+            let must_wake = state.record(item, true);
+            self.recorded(state, must_wake);
+        }
     }
 
     /// Seeds the session's random ops.
@@ -347,18 +378,14 @@ impl Session {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
+        state.record_due_mark(now);
         state.take_recorded(|items| op_encoder.take(items));
-        let mark = state.begin_mark(now);
         drop(state);
         self.room.notify_all();
         let bodies = op_encoder.encode();
         let mut state = self.lock();
         for body in bodies {
             state.push(body);
-        }
-        if let Some(mark) = mark {
-            op_encoder.restart();
-            state.place_mark(mark);
         }
     }
 

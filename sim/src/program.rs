@@ -1,10 +1,12 @@
 //! Random programs of ops.
 
-use burn_backend::{DType, Distribution, Shape, TensorData};
+use std::ops::Range;
+
+use burn_backend::{DType, Distribution, Shape, TensorData, distributed::ReduceOperation};
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, FlipOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr,
-    OperationIr, RandomOpIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, SliceOpIr, SwapDimsOpIr,
-    TensorId, TensorIr, TensorStatus,
+    AllReduceOpIr, BaseOperationIr, BinaryOpIr, DeviceIdIr, FlipOpIr, FloatOperationIr, MatmulOpIr,
+    NumericOperationIr, OperationIr, RandomOpIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, SliceOpIr,
+    SwapDimsOpIr, TensorId, TensorIr, TensorStatus,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tensord_client::testing::{PendingSync, PendingValue, SimulatedSession};
@@ -16,8 +18,16 @@ const COLUMNS: usize = 16;
 /// bulk bytes.
 const ROWS: [usize; 4] = [1, 7, 16, 300];
 
-/// Number of steps of a program.
-const STEPS: std::ops::Range<usize> = 20..160;
+/// Number of steps of a program on one device.
+const STEPS: Range<usize> = 20..160;
+
+/// Number of collective steps of a program on several devices, and of the other steps of each device
+/// before each of them.
+const COLLECTIVE_STEPS: Range<usize> = 5..40;
+const STEPS_BETWEEN: Range<usize> = 0..8;
+
+/// Most devices of a program.
+const MAX_DEVICES: usize = 3;
 
 /// A step of a program. Tensors are picked by numbers, modulo the number of those that exist.
 #[derive(Debug, Clone)]
@@ -36,6 +46,23 @@ enum Step {
     Drop(usize),
     Read(usize),
     Sync,
+    /// An all-reduce of a new tensor with other devices, whose numbers are ascending.
+    AllReduce {
+        rows: usize,
+        group: Vec<u32>,
+        op: ReduceOperation,
+    },
+    /// A new tensor goes to another device. The number is different for each transfer.
+    Offer {
+        rows: usize,
+        to: u32,
+        number: u8,
+    },
+    Take {
+        rows: usize,
+        from: u32,
+        number: u8,
+    },
     /// The program needs all values that it has requested before it goes on.
     Wait,
 }
@@ -121,17 +148,63 @@ struct Pick {
     is_last: bool,
 }
 
-/// A program: a list of steps.
+/// A program: a list of steps for each of its devices.
 #[derive(Debug, Clone)]
-pub struct Program(Vec<Step>);
+pub struct Program(Vec<Vec<Step>>);
 
 impl Program {
     /// Returns the program of a seed.
     pub fn random(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let steps = rng.random_range(STEPS);
-        let steps = (0..steps).map(|_| step(&mut rng));
-        Self(steps.collect())
+        match rng.random_range(1..=MAX_DEVICES) {
+            1 => {
+                let steps = rng.random_range(STEPS);
+                Self(vec![(0..steps).map(|_| step(&mut rng)).collect()])
+            }
+            devices => Self::on_several(devices, &mut rng),
+        }
+    }
+
+    /// Returns a program whose devices take part in all-reduces and transfers.
+    fn on_several(devices: usize, rng: &mut StdRng) -> Self {
+        let mut steps = vec![Vec::new(); devices];
+        for number in 0..rng.random_range(COLLECTIVE_STEPS) {
+            for steps in &mut steps {
+                let count = 0..rng.random_range(STEPS_BETWEEN);
+                // While results are in flight, it depends on the schedule which reply is the first that
+                // can report a fault.
+                let fails = |step: &Step| matches!(step, Step::Unary(UnaryOp::Mismatch, _));
+                steps.extend(count.map(|_| step(rng)).filter(|step| !fails(step)));
+            }
+            let rows = ROWS[rng.random_range(0..ROWS.len())];
+            let first = rng.random_range(0..devices);
+            let second = (first + rng.random_range(1..devices)) % devices;
+            if rng.random_bool(0.3) {
+                let (from, to, number) = (first as u32, second as u32, number as u8);
+                steps[first].push(Step::Offer { rows, to, number });
+                steps[second].push(Step::Take { rows, from, number });
+                continue;
+            }
+            let mut group = match rng.random_bool(0.6) {
+                true => (0..devices as u32).collect(),
+                false => vec![first as u32, second as u32],
+            };
+            group.sort_unstable();
+            let op = match rng.random_bool(0.5) {
+                true => ReduceOperation::Mean,
+                false => ReduceOperation::Sum,
+            };
+            for &rank in &group {
+                let group = group.clone();
+                steps[rank as usize].push(Step::AllReduce { rows, group, op });
+            }
+        }
+        Self(steps)
+    }
+
+    /// Returns the number of devices.
+    pub fn devices(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -183,7 +256,7 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// A program that runs.
+/// What a device of a program that runs is to do.
 pub(crate) struct Run<'a> {
     steps: std::slice::Iter<'a, Step>,
     tensors: Vec<TensorIr>,
@@ -191,9 +264,9 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(program: &'a Program) -> Self {
+    pub(crate) fn new(program: &'a Program, device: usize) -> Self {
         Self {
-            steps: program.0.iter(),
+            steps: program.0[device].iter(),
             tensors: Vec::new(),
             has_made_last_request: false,
         }
@@ -208,8 +281,7 @@ impl<'a> Run<'a> {
             // Until then, how much memory tensors hold depends on the schedule: an op that finds a
             // view's storage in use by a reply allocates, and otherwise works in the storage.
             for tensor in self.tensors.drain(..) {
-                let status = TensorStatus::ReadWrite;
-                session.record(OperationIr::Drop(TensorIr { status, ..tensor }));
+                session.record(OperationIr::Drop(used_up(tensor)));
             }
             return Progress::Requested(Request::Sync(session.sync()));
         };
@@ -225,13 +297,32 @@ impl<'a> Run<'a> {
                 self.tensors.push(made(out));
             }
             Step::Random { rows } => {
+                let random = random(session, *rows);
+                self.tensors.push(random);
+            }
+            Step::AllReduce { rows, group, op } => {
+                let tensor = used_up(random(session, *rows));
                 let out = out(session, *rows, COLUMNS);
-                let distribution = Distribution::Default;
-                let op = FloatOperationIr::Random(RandomOpIr {
+                let id = |rank: &u32| DeviceIdIr {
+                    type_id: 0,
+                    index_id: *rank as u16,
+                };
+                let reduce = AllReduceOpIr {
+                    tensor,
                     out: out.clone(),
-                    distribution,
-                });
-                session.record(OperationIr::Float(DType::F32, op));
+                    op: *op,
+                    device_ids: group.iter().map(id).collect(),
+                };
+                session.all_reduce(reduce, group);
+                self.tensors.push(made(out));
+            }
+            Step::Offer { rows, to, number } => {
+                let tensor = used_up(random(session, *rows));
+                session.offer(&tensor, [*number; 16], *to);
+            }
+            Step::Take { rows, from, number } => {
+                let out = out(session, *rows, COLUMNS);
+                session.take_offer(out.id, &out, [*number; 16], *from);
                 self.tensors.push(made(out));
             }
             Step::Seed(seed) => session.seed(*seed),
@@ -305,6 +396,24 @@ fn number(op: NumericOperationIr) -> OperationIr {
 fn add_scalar(lhs: TensorIr, scalar: f64, out: TensorIr) -> OperationIr {
     let rhs = ScalarIr::Float(scalar);
     number(NumericOperationIr::AddScalar(ScalarOpIr { lhs, rhs, out }))
+}
+
+/// Makes a tensor of random numbers.
+fn random(session: &SimulatedSession, rows: usize) -> TensorIr {
+    let out = out(session, rows, COLUMNS);
+    let distribution = Distribution::Default;
+    let op = FloatOperationIr::Random(RandomOpIr {
+        out: out.clone(),
+        distribution,
+    });
+    session.record(OperationIr::Float(DType::F32, op));
+    made(out)
+}
+
+/// Returns a tensor for its last use.
+fn used_up(tensor: TensorIr) -> TensorIr {
+    let status = TensorStatus::ReadWrite;
+    TensorIr { status, ..tensor }
 }
 
 /// Returns a tensor for an op to make.

@@ -185,8 +185,8 @@ fn kept_bytes(cache_bytes: u64, devices: usize) -> u64 {
     cache_bytes / 2 / devices.max(1) as u64
 }
 
-/// Returns the maximum bytes of the snapshots of one lease, if all have `total_bytes` or the
-/// default. A lease with snapshots has one CPU device.
+/// Returns the maximum bytes of a lease's snapshots for each of its CPU devices, if all have
+/// `total_bytes` or the default.
 #[cfg(target_os = "linux")]
 fn snapshot_bytes(total_bytes: Option<u64>, found: &[FoundDevice]) -> u64 {
     let total_bytes = total_snapshot_bytes(total_bytes);

@@ -187,7 +187,7 @@ impl Supervisor {
             spares: Spares::new(described.spawner, spares),
             cgroups: described.cgroups,
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
-            snapshots: Mutex::new(Snapshots::new(settings.process_settings.snapshot_bytes)),
+            snapshots: Mutex::default(),
             kept_for_others: Mutex::new(KeptForOthers::new(settings.kept_for_others_bytes)),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
@@ -405,9 +405,10 @@ impl Supervisor {
             .and_then(|root| tenant_kernels(&root, &granted.tenant));
         let devices: Vec<_> = self.devices.iter().filter(is_granted).cloned().collect();
         // Other leases have no snapshots: see `Session::is_durable`.
-        if !matches!(&devices[..], [device] if device.name.kind == FLEX) {
-            settings.snapshot_bytes = 0;
-        }
+        settings.snapshot_bytes = match devices.iter().all(|device| device.name.kind == FLEX) {
+            true => settings.snapshot_bytes.saturating_mul(devices.len() as u64),
+            false => 0,
+        };
         Ok(Start {
             devices,
             worker_id: worker_id.0,

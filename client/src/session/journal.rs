@@ -5,7 +5,8 @@
 //! *journal*. The session puts *marks* into its stream of ops at intervals. A mark is *committed*
 //! when the worker has kept a snapshot of the session there and all earlier requests are
 //! answered. The journal up to the mark is then dropped. If the process dies, another one
-//! restores the snapshot, and the client sends the journal again.
+//! restores the snapshot, and the client sends the journal again. The sessions of a lease of several
+//! devices place and commit their marks together, as [`Cuts`](crate::cohort::Cuts) decides.
 //!
 //! The journal is bounded. A program that sends more than its bound between two marks is not held
 //! up: the journal *lapses*, and the session ends with its process until the next mark is
@@ -28,6 +29,16 @@ const MIN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The time between two marks is at least this many times the cost of the last one.
 const COST_FACTOR: u32 = 50;
+
+/// Returns the least time between two marks when the last one has cost `cost`, and the journal has
+/// `bytes`.
+pub(super) fn interval(cost: Duration, bytes: usize) -> Duration {
+    let least = cost.saturating_mul(COST_FACTOR);
+    match bytes >= DUE_BYTES {
+        true => least,
+        false => least.max(MIN_INTERVAL),
+    }
+}
 
 /// The marks of a session. See the [module](self).
 #[derive(Debug, Default)]
@@ -110,24 +121,24 @@ impl Journal {
         pending.into_iter().chain(self.committed).collect()
     }
 
-    /// Returns whether a mark is due, when the journal has `bytes`.
-    pub(super) fn is_due(&self, now: Instant, bytes: usize) -> bool {
-        let Some(last_at) = self.last_at else {
-            return self.is_on;
-        };
-        let least = self.cost.saturating_mul(COST_FACTOR);
-        let interval = match bytes >= DUE_BYTES {
-            true => least,
-            false => least.max(MIN_INTERVAL),
-        };
-        self.is_on && self.pending.is_none() && now >= last_at + interval
+    /// Returns the number of the mark that is due, if one is, when the journal has `bytes`.
+    pub(super) fn due(&self, now: Instant, bytes: usize) -> Option<u64> {
+        let is_early = |last_at| now < last_at + interval(self.cost, bytes);
+        let is_due = self.is_on && self.pending.is_none() && !self.last_at.is_some_and(is_early);
+        is_due.then_some(self.last + 1)
     }
 
-    /// Begins a mark; everything that is sent after it must be kept. `bulk` is the position of
-    /// the bulk track and `last_request` the id of the last request, both after the ops before
-    /// the mark. [`placed`](Self::placed) must follow.
-    pub(super) fn place(&mut self, bulk: (u64, u64), last_request: u64, now: Instant) -> Mark {
-        self.last += 1;
+    /// Begins the mark `number`, which is higher than those of all earlier marks; everything that is
+    /// sent after it must be kept. `bulk` is the position of the bulk track and `last_request` the id
+    /// of the last request, both after the ops before the mark. [`placed`](Self::placed) must follow.
+    pub(super) fn place(
+        &mut self,
+        number: u64,
+        bulk: (u64, u64),
+        last_request: u64,
+        now: Instant,
+    ) -> Mark {
+        self.last = number;
         self.last_at = Some(now);
         self.is_lapsed = false;
         let (bulk_frames, bulk_bytes) = bulk;
@@ -168,15 +179,26 @@ impl Journal {
         Some(marked.error)
     }
 
-    /// Commits the pending mark if its snapshot is kept and all requests from before it are
-    /// answered. `first_pending` is the id of the first request that is not.
-    pub(super) fn try_commit(&mut self, first_pending: Option<u64>) -> Option<Commit> {
+    /// Returns the pending mark if its snapshot is kept and all requests from before it are
+    /// answered, so that it can be committed. `first_pending` is the id of the first request that is
+    /// not.
+    pub(super) fn ready(&self, first_pending: Option<u64>) -> Option<u64> {
         let is_ready =
-            |pending: &PendingMark| pending.is_kept && pending.is_answered(first_pending);
-        match self.pending.as_ref().is_some_and(is_ready) {
-            true => self.commit(),
-            false => None,
-        }
+            |pending: &&PendingMark| pending.is_kept && pending.is_answered(first_pending);
+        let ready = self.pending.as_ref().filter(is_ready);
+        ready.map(|pending| pending.point.mark)
+    }
+
+    /// Commits the pending mark if it is ready.
+    pub(super) fn try_commit(&mut self, first_pending: Option<u64>) -> Option<Commit> {
+        self.ready(first_pending).and_then(|_| self.commit())
+    }
+
+    /// Commits the pending mark if it has this number: the cut that it is part of was committed.
+    pub(super) fn commit_mark(&mut self, mark: u64) -> Option<Commit> {
+        let pending = self.pending.as_ref();
+        let is_pending = pending.is_some_and(|pending| pending.point.mark == mark);
+        is_pending.then(|| self.commit()).flatten()
     }
 
     fn commit(&mut self) -> Option<Commit> {
@@ -197,13 +219,24 @@ impl Journal {
     /// mark from which it goes on if that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
-        let pending = self.pending.as_mut()?;
-        if pending.point.mark == mark {
-            return self.commit();
+        let commit = self.commit_mark(mark);
+        if let Some(pending) = &mut self.pending {
+            // The mark is in the journal, so the new process will answer it again.
+            pending.is_kept = false;
         }
-        // The pending mark is in the journal, so the new process will answer it again.
-        pending.is_kept = false;
-        None
+        commit
+    }
+
+    /// Returns where the mark `mark` is, if it is committed or pending.
+    pub(super) fn point(&self, mark: u64) -> Option<RestorePoint> {
+        let pending = self.pending.as_ref().map(|pending| pending.point);
+        let mut points = pending.into_iter().chain(self.committed);
+        points.find(|point| point.mark == mark)
+    }
+
+    /// Returns whether the worker takes snapshots.
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
     }
 
     /// Returns the committed mark.
@@ -243,7 +276,7 @@ mod tests {
     }
 
     fn place(journal: &mut Journal, frames: u64, last_request: u64, now: Instant) -> Mark {
-        let mark = journal.place((3, 30), last_request, now);
+        let mark = journal.place(journal.last + 1, (3, 30), last_request, now);
         journal.placed((frames, 10 * frames));
         mark
     }
@@ -262,13 +295,16 @@ mod tests {
     fn mark_is_committed_when_its_snapshot_is_kept_and_requests_are_answered() {
         let now = Instant::now();
         let mut journal = Journal::default();
-        assert!(!journal.is_due(now, MAX_BYTES) && !journal.must_keep());
+        assert!(journal.due(now, MAX_BYTES).is_none() && !journal.must_keep());
         journal.begin(0);
         assert!(journal.must_keep());
-        assert!(journal.is_due(now, 0), "the first mark is due at once");
+        assert!(
+            journal.due(now, 0).is_some(),
+            "the first mark is due at once"
+        );
         let mark = place(&mut journal, 7, 4, now);
         assert_eq!((mark.mark, mark.committed), (1, 0));
-        assert!(!journal.is_due(now, MAX_BYTES));
+        assert!(journal.due(now, MAX_BYTES).is_none());
         assert_eq!(journal.try_commit(None), None);
         assert_eq!(journal.on_marked(marked(1, "", 1)), None);
         assert_eq!(journal.try_commit(Some(4)), None, "request 4 is pending");
@@ -276,8 +312,12 @@ mod tests {
         assert_eq!(journal.restore_points(None), [point(1, 7)]);
         let later = now + MIN_INTERVAL;
         let soon = now + Duration::from_millis(50);
-        assert!(!journal.is_due(later - Duration::from_millis(1), DUE_BYTES - 1));
-        assert!(journal.is_due(soon, DUE_BYTES) && journal.is_due(later, 0));
+        assert!(
+            journal
+                .due(later - Duration::from_millis(1), DUE_BYTES - 1)
+                .is_none()
+        );
+        assert!(journal.due(soon, DUE_BYTES).is_some() && journal.due(later, 0).is_some());
         let mark = place(&mut journal, 9, 4, later);
         assert_eq!((mark.mark, mark.committed), (2, 1));
     }
@@ -288,7 +328,7 @@ mod tests {
         let journal = committed(now, 100);
         let due = now + Duration::from_secs(5);
         let before = due - Duration::from_millis(1);
-        assert!(!journal.is_due(before, MAX_BYTES) && journal.is_due(due, 0));
+        assert!(journal.due(before, MAX_BYTES).is_none() && journal.due(due, 0).is_some());
     }
 
     #[test]

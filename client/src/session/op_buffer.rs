@@ -7,7 +7,7 @@ use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
 use tensord_proto::{
     codec::OpEncoder,
     content::{self, Entry},
-    v1::{Ops, frame::Body},
+    v1::{Mark, Ops, frame::Body},
 };
 
 /// Limit on the number of ops in a frame: some milliseconds of work for a worker, which
@@ -55,6 +55,8 @@ pub(super) enum Item {
     Frame(Body),
     /// A frame that makes a tensor.
     NewTensor(TensorId, Body),
+    /// A mark.
+    Mark(Mark),
 }
 
 /// Encodes what a session recorded. Each item is encoded once, in order, because the
@@ -96,11 +98,6 @@ impl FrameEncoder {
         bodies
     }
 
-    /// Resets the encoder, for a mark after the bodies that were encoded last.
-    pub(super) fn restart(&mut self) {
-        self.encoder.restart();
-    }
-
     fn ops(&mut self, ops: &[OperationIr], bodies: &mut Vec<Body>) {
         ops.iter().for_each(|op| self.op(op, bodies));
     }
@@ -122,6 +119,12 @@ impl FrameEncoder {
                 bodies.push(body);
                 // The worker's decoder counts the tensor at the same point.
                 self.encoder.note_tensor(id);
+            }
+            Item::Mark(mark) => {
+                self.finish_frame(bodies);
+                bodies.push(Body::Mark(mark));
+                // The decoder of another process starts here.
+                self.encoder.restart();
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Instant};
 
 use burn_backend::{ExecutionError, TensorData};
-use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_ir::{AllReduceOpIr, OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     ids::SessionId,
-    v1::{Open, Opened},
+    v1::{Open, Opened, RestorePoint},
 };
 use tensord_transport::channel::{Broken, Connection, Look, Next};
 use tokio::sync::oneshot;
@@ -15,7 +15,10 @@ use tokio::sync::oneshot;
 use super::{
     Session, SessionAccess, connection_end::ConnectionEnd, pending_reads::Delivery, state::Track,
 };
-use crate::{cohort::CohortMember, lease::Durability};
+use crate::{
+    cohort::{Cohort, CohortMember},
+    lease::Durability,
+};
 
 /// The receiver of a read's value.
 pub type PendingValue = oneshot::Receiver<Result<TensorData, ExecutionError>>;
@@ -55,17 +58,51 @@ pub struct SimulatedSession {
 }
 
 impl SimulatedSession {
-    /// Creates a session that has no connection yet, and whose random ops begin with `seed`.
-    pub fn new(seed: u64, durability: Durability) -> Self {
-        Self {
-            session: Session::new(SessionId(1), CohortMember::default(), durability, [7; 32]),
-            access: SessionAccess {
-                lease_token: Bytes::new(),
-                device_index: 0,
-                seed,
-            },
-            connections: [None; 2],
-        }
+    /// Creates the sessions of a lease of `devices` devices, in the order of the devices.
+    pub fn lease(devices: usize, seed: u64, durability: Durability) -> Vec<Self> {
+        let cohort = Cohort::new(1, devices);
+        let session = |lease_rank: u32| {
+            let cohort_member = CohortMember {
+                cohort: cohort.clone(),
+                lease_rank,
+            };
+            let id = SessionId(1 + u64::from(lease_rank));
+            Self {
+                session: Session::new(id, cohort_member, durability, [7; 32]),
+                access: SessionAccess {
+                    lease_token: Bytes::new(),
+                    device_index: lease_rank,
+                    seed: seed.wrapping_add(u64::from(lease_rank)),
+                },
+                connections: [None; 2],
+            }
+        };
+        (0..devices as u32).map(session).collect()
+    }
+
+    /// Records an all-reduce of the sessions `group`, whose indices are ascending.
+    pub fn all_reduce(&self, op: AllReduceOpIr, group: &[u32]) {
+        self.session.record_all_reduce(op, group);
+    }
+
+    /// Offers a tensor to the session `to`, which takes it with the same `capability`.
+    pub fn offer(&self, tensor: &TensorIr, capability: [u8; 16], to: u32) {
+        self.session.offer(tensor, &capability, to);
+    }
+
+    /// Makes tensor `id`, like `tensor`, of what the session `from` offers.
+    pub fn take_offer(&self, id: TensorId, tensor: &TensorIr, capability: [u8; 16], from: u32) {
+        self.session.take_offer(id, tensor, &capability, from);
+    }
+
+    /// Returns the session's id.
+    pub fn id(&self) -> u64 {
+        self.session.id.0
+    }
+
+    /// Returns the marks from which the session could go on in another process.
+    pub fn restore_points(&self) -> Vec<RestorePoint> {
+        self.session.lock().restore_points()
     }
 
     /// Returns a tensor id that was not used before.

@@ -22,7 +22,7 @@ use tensord_transport::channel::{
     Channel, Connection, Look, Next, Received, duplex::FrameError, resume::ResumeError,
 };
 
-use crate::lease::Durability;
+use crate::{cohort::CohortMember, lease::Durability};
 
 use super::{
     connection_end::{ConnectionEnd, closed_by},
@@ -86,6 +86,9 @@ pub(super) struct State {
     upload_cache: UploadCache,
     requests: Requests,
     journal: Journal,
+    /// The cohort, if it has other sessions, which place and commit their marks together with this
+    /// one.
+    cohort_member: Option<CohortMember>,
     durability: Durability,
     /// Whether a refused mark was reported.
     has_warned: bool,
@@ -119,7 +122,7 @@ pub(super) struct Receipt {
 }
 
 impl State {
-    pub(super) fn new(now: Instant, durability: Durability) -> Self {
+    pub(super) fn new(now: Instant, durability: Durability, cohort_member: &CohortMember) -> Self {
         // The worker grants credit when it opens the session.
         let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
         Self {
@@ -130,6 +133,7 @@ impl State {
             upload_cache: UploadCache::default(),
             requests: Requests::default(),
             journal: Journal::default(),
+            cohort_member: Some(cohort_member.clone()).filter(CohortMember::has_others),
             durability,
             has_warned: false,
             has_bulk: false,
@@ -273,6 +277,7 @@ impl State {
                 self.journal.begin(opened.epoch);
                 self.keep();
             }
+            self.on_opened();
         }
         let channel = self.track(track);
         let attached = channel.attach(opened.received, opened.credit_bytes)?;
@@ -291,6 +296,9 @@ impl State {
     /// Returns what to do next on a track.
     pub(super) fn next(&mut self, track: Track, look: Look) -> NextStep {
         let has_ended = self.end.is_some();
+        if track == Track::Ops && self.is_at_mark() {
+            return NextStep::Encode;
+        }
         let channel = self.track(track);
         let frames = channel.next_frames();
         if track == Track::Bulk {
@@ -379,7 +387,7 @@ impl State {
         match (track, body) {
             (_, Body::Ping(_)) => {}
             (_, Body::Closed(closed)) => {
-                let can_be_restored = !self.restore_points().1.is_empty();
+                let can_be_restored = !self.restore_points().is_empty();
                 return Err(closed_by(
                     &closed.error.unwrap_or_default(),
                     can_be_restored,

@@ -86,7 +86,10 @@ impl Session {
     /// Returns the first message of a new connection for a track.
     pub(super) fn open(&self, track: Track, resume: bool, access: &SessionAccess) -> Open {
         let mut state = self.lock();
-        let (epoch, restore) = state.restore_points();
+        let restore = match track {
+            Track::Ops => state.opening_points(),
+            Track::Bulk => state.restore_points(),
+        };
         Open {
             hello: Some(version::hello()),
             session_id: self.id.0,
@@ -97,7 +100,7 @@ impl Session {
             seed: access.seed,
             bulk: track == Track::Bulk,
             cohort: self.cohort_member.cohort.id,
-            epoch,
+            epoch: state.epoch(),
             restore,
             snapshot_key: match state.may_be_durable() {
                 true => self.snapshot_key.to_vec().into(),
@@ -108,8 +111,7 @@ impl Session {
 
     /// Returns whether the session can go on in another process, if that has its last snapshot.
     pub(crate) fn can_be_restored(&self) -> bool {
-        let (_, points) = self.lock().restore_points();
-        !points.is_empty()
+        !self.lock().restore_points().is_empty()
     }
 
     /// Attaches a new connection, on which the worker sent `opened`, to a track.

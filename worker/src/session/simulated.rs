@@ -1,7 +1,7 @@
-//! A worker with one CPU device and one lease, without a network, an executor thread or a clock.
+//! A worker with one lease of CPU devices, without a network, executor threads or a clock.
 //!
-//! The caller moves the frames of the lease's session, executes its work step by step, decides
-//! when its snapshots are kept, and ends its process. What decides is the code of a real worker;
+//! The caller moves the frames of the lease's sessions, executes their work step by step, decides
+//! when their snapshots are kept, and ends their process. What decides is the code of a real worker;
 //! the snapshots lie in the store of a real worker, too.
 
 use std::{
@@ -13,7 +13,7 @@ use burn_flex::{Flex, FlexDevice};
 use bytes::Bytes;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, Error, ErrorCode, Mark, Open, Opened},
+    v1::{self, Error, ErrorCode, Mark, Open, Opened, RestorePoint},
     version,
 };
 use tensord_transport::{
@@ -53,11 +53,14 @@ const KEPT_BYTES: u64 = 1 << 20;
 /// How often spawned tasks get a turn: more than any of them waits.
 const TASK_TURNS: usize = 16;
 
-/// A worker with one CPU device and one lease. The caller moves the frames of the lease's session,
-/// executes its work, keeps its snapshots and ends its process.
+/// A worker with one lease of CPU devices, each of which has one session. The caller moves the frames
+/// of the sessions, executes their work, keeps their snapshots and ends their process. A session is
+/// named by the index of its device.
 pub struct SimulatedHost {
+    devices: usize,
     capacity_bytes: u64,
     store: Snapshots,
+    snapshot_bytes: u64,
     /// Number of processes of the lease that have died.
     epoch: u64,
     process: SimulatedProcess,
@@ -67,15 +70,22 @@ pub struct SimulatedHost {
 struct SimulatedProcess {
     runtime: Runtime,
     queue: Arc<RunQueue<Session>>,
+    left: LeftSnapshots,
+    /// `None` until the first session is opened.
+    cohort: Option<Arc<Cohort>>,
+    devices: Vec<SimulatedDevice>,
+}
+
+/// A device of a process, and its session.
+struct SimulatedDevice {
     device_context: DeviceContext,
     keeper: Arc<HeldSnapshot>,
-    left: LeftSnapshots,
     session: Option<Arc<Session>>,
     /// The latest connection of each track.
     connections: [Option<Connection>; 2],
 }
 
-/// The snapshot that a process is keeping, if any.
+/// The snapshot of a session that a process is keeping, if any.
 #[derive(Default)]
 struct HeldSnapshot(Mutex<Option<Keeping>>);
 
@@ -110,26 +120,32 @@ impl SnapshotKeeper for HeldSnapshot {
 }
 
 impl SimulatedHost {
-    /// Starts a worker whose device has `capacity_bytes`, and which keeps up to `snapshot_bytes`
-    /// of snapshots.
+    /// Starts a worker with `devices` devices, each of which has `capacity_bytes`. The worker keeps
+    /// up to `snapshot_bytes` of snapshots.
     ///
     /// # Panics
     ///
-    /// If the system provides no randomness for a key.
-    pub fn start(capacity_bytes: u64, snapshot_bytes: u64) -> Self {
+    /// If the system provides no runtime.
+    pub fn start(devices: usize, capacity_bytes: u64, snapshot_bytes: u64) -> Self {
         Self {
+            devices,
             capacity_bytes,
-            store: Snapshots::new(snapshot_bytes),
+            store: Snapshots::default(),
+            snapshot_bytes,
             epoch: 0,
-            process: SimulatedProcess::start(capacity_bytes),
+            process: SimulatedProcess::start(devices, capacity_bytes),
         }
     }
 
-    /// Opens, resumes or restores the session, as `open` requests.
+    /// Opens, resumes or restores a session, as `open` requests.
     ///
     /// # Errors
     ///
     /// With which the worker rejects the connection.
+    ///
+    /// # Panics
+    ///
+    /// If the system provides no randomness for a key.
     pub fn open(&mut self, open: &Open) -> Result<Opened, Error> {
         let attachment = Attachment::of(open, self.epoch)?;
         let mark = match attachment {
@@ -142,12 +158,13 @@ impl SimulatedHost {
             Attachment::Restored => self.process.restore(open)?,
         };
         let track = attachment.track();
-        let session = self.process.session.clone();
+        let device = &mut self.process.devices[open.device_index as usize];
+        let session = device.session.clone();
         let session = session.ok_or_else(|| Error::new(ErrorCode::Session, "no session"))?;
         let attached = session.attach(track, attachment.received(open));
         let attached = attached.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
-        self.process.connections[track as usize] = Some(attached.connection);
-        let device = &self.process.device_context.device;
+        device.connections[track as usize] = Some(attached.connection);
+        let device = &device.device_context.device;
         Ok(Opened {
             hello: Some(version::hello()),
             protocol: version::PROTOCOL_MAX,
@@ -163,7 +180,7 @@ impl SimulatedHost {
         })
     }
 
-    /// Processes a frame that arrived on the latest connection of a track.
+    /// Processes a frame that arrived on the latest connection of a session's track.
     ///
     /// # Errors
     ///
@@ -172,12 +189,10 @@ impl SimulatedHost {
     /// # Panics
     ///
     /// If the track has no connection.
-    pub fn receive(&mut self, is_bulk: bool, frame: Bytes) -> Result<(), String> {
+    pub fn receive(&mut self, at: usize, is_bulk: bool, frame: Bytes) -> Result<(), String> {
         let track = track(is_bulk);
-        let (session, connection) = self
-            .process
-            .connected(track)
-            .expect("there is a connection");
+        let connected = self.process.devices[at].connected(track);
+        let (session, connection) = connected.expect("there is a connection");
         match session.receive(track, connection, frame) {
             Ok(_) => Ok(()),
             Err(e) if e.is_loss() => Err(e.to_string()),
@@ -189,9 +204,9 @@ impl SimulatedHost {
     }
 
     /// Returns the frames that the session sends on the latest connection of a track.
-    pub fn next_frames(&mut self, is_bulk: bool) -> Vec<Bytes> {
+    pub fn next_frames(&mut self, at: usize, is_bulk: bool) -> Vec<Bytes> {
         let track = track(is_bulk);
-        let connected = self.process.connected(track);
+        let connected = self.process.devices[at].connected(track);
         let next = connected.map(|(session, connection)| session.next_to_send(track, connection));
         match next {
             Some(Next::Frames(frames)) => {
@@ -202,14 +217,15 @@ impl SimulatedHost {
     }
 
     /// Returns a ping for the latest connection of a track.
-    pub fn ping(&mut self, is_bulk: bool) -> Option<Bytes> {
+    pub fn ping(&mut self, at: usize, is_bulk: bool) -> Option<Bytes> {
         let track = track(is_bulk);
-        let (session, connection) = self.process.connected(track)?;
+        let (session, connection) = self.process.devices[at].connected(track)?;
         let parts = session.ping(track, connection, true)?;
         Some(parts.concat().into())
     }
 
-    /// Executes up to `steps` steps of the session's work. Returns whether there was any.
+    /// Executes up to `steps` steps of the work of the session that is next. Returns whether there was
+    /// any.
     pub fn run(&mut self, steps: usize) -> bool {
         let SimulatedProcess { queue, runtime, .. } = &self.process;
         let Some(session) = queue.try_pop() else {
@@ -231,14 +247,14 @@ impl SimulatedHost {
         true
     }
 
-    /// Has the worker keep the snapshot that the process has made, if there is one. `has_room` is
+    /// Has the worker keep the snapshot of a session that the process has made, if there is one. `has_room` is
     /// whether the worker has memory for it.
     ///
     /// # Panics
     ///
     /// If the worker finds that the process has broken a rule, or the system has no memory.
-    pub fn keep_snapshot(&mut self, has_room: bool) -> bool {
-        let mut held = lock(&self.process.keeper.0);
+    pub fn keep_snapshot(&mut self, at: usize, has_room: bool) -> bool {
+        let mut held = lock(&self.process.devices[at].keeper.0);
         let (info, snapshot, key, kept) = match held.take() {
             Some(Keeping::Captured(info, snapshot, key, kept)) => (info, snapshot, key, kept),
             other => {
@@ -250,7 +266,10 @@ impl SimulatedHost {
             false => Err("there is no room".to_owned()),
             true => {
                 let file = copy(&snapshot, &key, name_of(info)).expect("there is memory");
-                match self.store.add(LEASE, self.epoch, info, file.into()) {
+                match self
+                    .store
+                    .add(LEASE, self.snapshot_bytes, self.epoch, info, file.into())
+                {
                     Ok(()) => Ok(()),
                     Err(Refused::Full(reason)) => Err(reason),
                     Err(Refused::Violation) => panic!("the process broke a rule: {info:?}"),
@@ -262,9 +281,9 @@ impl SimulatedHost {
         true
     }
 
-    /// Has the process receive the worker's reply to a snapshot, if there is one.
-    pub fn reply_to_snapshot(&mut self) -> bool {
-        let mut held = lock(&self.process.keeper.0);
+    /// Has the process receive the worker's reply to a snapshot of a session, if there is one.
+    pub fn reply_to_snapshot(&mut self, at: usize) -> bool {
+        let mut held = lock(&self.process.devices[at].keeper.0);
         let (session, result, kept) = match held.take() {
             Some(Keeping::Replied(session, result, kept)) => (session, result, kept),
             other => {
@@ -284,82 +303,101 @@ impl SimulatedHost {
     ///
     /// # Panics
     ///
-    /// If the system provides no randomness for a key.
+    /// If the system provides no runtime.
     pub fn kill(&mut self) {
         self.epoch += 1;
-        self.process = SimulatedProcess::start(self.capacity_bytes);
+        self.process = SimulatedProcess::start(self.devices, self.capacity_bytes);
         for kept in self.store.of(LEASE) {
             let file = kept.file.try_clone().expect("there are descriptors");
             self.process.left.add(kept.info, file.into());
         }
     }
 
-    /// Returns whether a process that is started now could restore the session of a client that
-    /// opens it with `open`.
-    pub fn can_restore(&self, open: &Open) -> bool {
+    /// Returns whether a process that is started now could restore a session at one of `points`, which
+    /// its client would offer.
+    pub fn can_restore(&self, session_id: u64, points: &[RestorePoint]) -> bool {
         let kept = self.store.of(LEASE);
-        let has = |mark| kept.iter().any(|kept| kept.info.mark == mark);
-        restore_point(open, has).is_some()
+        let has = |point: &RestorePoint| {
+            let is_it =
+                |info: SnapshotInfo| (info.session_id, info.mark) == (session_id, point.mark);
+            kept.iter().any(|kept| is_it(kept.info))
+        };
+        points.iter().any(has)
     }
 
     /// Returns the bytes of all tensors.
     pub fn live_bytes(&self) -> u64 {
-        self.process.device_context.memory.live_bytes()
+        let devices = self.process.devices.iter();
+        let bytes = devices.map(|device| device.device_context.memory.live_bytes());
+        bytes.sum()
     }
 }
 
 impl SimulatedProcess {
-    fn start(capacity_bytes: u64) -> Self {
+    fn start(devices: usize, capacity_bytes: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .expect("a runtime without threads");
-        let keeper = Arc::new(HeldSnapshot::default());
         let queue = Arc::<RunQueue<Session>>::default();
-        let device_context = DeviceContext {
-            device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
-            memory: DeviceMemory::new(capacity_bytes),
-            queue: queue.clone(),
-            signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
-            ops: Arc::default(),
-            runtime: runtime.handle().clone(),
-            blobs: BlobStore::new(0),
-            kept_bytes: KEPT_BYTES,
-            snapshots: Some(keeper.clone()),
+        let device = |_| {
+            let keeper = Arc::new(HeldSnapshot::default());
+            let device_context = DeviceContext {
+                device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+                memory: DeviceMemory::new(capacity_bytes),
+                queue: queue.clone(),
+                signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
+                ops: Arc::default(),
+                runtime: runtime.handle().clone(),
+                blobs: BlobStore::new(0),
+                kept_bytes: KEPT_BYTES,
+                snapshots: Some(keeper.clone()),
+            };
+            SimulatedDevice {
+                device_context,
+                keeper,
+                session: None,
+                connections: [None; 2],
+            }
         };
         Self {
-            runtime,
+            devices: (0..devices).map(device).collect(),
             queue,
-            device_context,
-            keeper,
             left: LeftSnapshots::default(),
-            session: None,
-            connections: [None; 2],
+            cohort: None,
+            runtime,
         }
     }
 
-    fn connected(&self, track: Track) -> Option<(&Arc<Session>, Connection)> {
-        Some((self.session.as_ref()?, self.connections[track as usize]?))
-    }
-
-    /// Begins the session, unless there is one: the reply to an earlier attempt was lost.
-    fn begin(&mut self, open: &Open, begin: SessionBegin) -> Result<(), Error> {
-        if self.session.is_some() {
-            return Ok(());
-        }
-        let share = v1::LeaseShare {
+    /// Returns the cohort of all sessions, which is created on first use.
+    fn cohort(&mut self, id: u64) -> Arc<Cohort> {
+        let share = |device_index| v1::LeaseShare {
             worker_id: 1,
+            device_index,
             worker: "simulated".into(),
             ..v1::LeaseShare::default()
         };
-        let settings = CollectiveSettings {
-            deadline: Duration::MAX,
-            bucket_bytes: None,
-            runtime: self.runtime.handle().clone(),
-            identity: Arc::new(Identity::self_signed().expect("randomness for a key")),
+        let shares = (0..self.devices.len() as u32).map(share).collect();
+        let create = || {
+            let settings = CollectiveSettings {
+                deadline: Duration::MAX,
+                bucket_bytes: None,
+                runtime: self.runtime.handle().clone(),
+                identity: Arc::new(Identity::self_signed().expect("randomness for a key")),
+            };
+            let members = LeaseMembers::new(shares, WorkerId(1));
+            Cohort::new(id, LEASE, members, Bytes::new(), settings)
         };
-        let members = LeaseMembers::new(vec![share], WorkerId(1));
-        let cohort = Cohort::new(open.cohort, LEASE, members, Bytes::new(), settings);
+        self.cohort.get_or_insert_with(create).clone()
+    }
+
+    /// Begins a session, unless there is one: the reply to an earlier attempt was lost.
+    fn begin(&mut self, open: &Open, begin: SessionBegin) -> Result<(), Error> {
+        let cohort = self.cohort(open.cohort);
+        let device = &mut self.devices[open.device_index as usize];
+        if device.session.is_some() {
+            return Ok(());
+        }
         let grant = Grant {
             lease: LEASE,
             tenant: "simulated".into(),
@@ -367,23 +405,23 @@ impl SimulatedProcess {
         };
         let id = SessionId(open.session_id);
         let key = SnapshotKey::from_message(&open.snapshot_key);
-        let device_context = self.device_context.clone();
+        let device_context = device.device_context.clone();
         let session = Session::new(id, grant, begin, key, device_context, cohort)?;
-        self.session = Some(session);
+        device.session = Some(session);
         Ok(())
     }
 
-    /// Restores the session, unless it was restored before. Returns the mark from which it goes
-    /// on.
+    /// Restores a session, unless it was restored before. Returns the mark from which it goes on.
     fn restore(&mut self, open: &Open) -> Result<u64, Error> {
-        if let Some(session) = &self.session {
+        let device = &self.devices[open.device_index as usize];
+        if let Some(session) = &device.session {
             return Ok(session.restored_at());
         }
         let lost = |reason: String| Error::new(ErrorCode::Session, reason);
         let id = SessionId(open.session_id);
         let point = restore_point(open, |mark| self.left.has(id, mark));
         let point = point.ok_or_else(|| lost("there is no snapshot".into()))?;
-        let max_bytes = self.device_context.memory.capacity_bytes() + KEPT_BYTES;
+        let max_bytes = device.device_context.memory.capacity_bytes() + KEPT_BYTES;
         let key = SnapshotKey::from_message(&open.snapshot_key);
         let key = key.ok_or_else(|| lost("there is no key".into()))?;
         let snapshot = self.left.read(id, point.mark, &key, max_bytes);
@@ -391,6 +429,12 @@ impl SimulatedProcess {
         let snapshot = Box::new(snapshot);
         self.begin(open, SessionBegin::Restored { point, snapshot })?;
         Ok(point.mark)
+    }
+}
+
+impl SimulatedDevice {
+    fn connected(&self, track: Track) -> Option<(&Arc<Session>, Connection)> {
+        Some((self.session.as_ref()?, self.connections[track as usize]?))
     }
 }
 

@@ -55,7 +55,7 @@ impl KeptForOthers {
         Self {
             max_bytes,
             receiving_bytes: 0,
-            snapshots: Snapshots::new(max_bytes),
+            snapshots: Snapshots::default(),
             sources: HashMap::new(),
             allowed: 0,
         }

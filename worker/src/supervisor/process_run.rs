@@ -63,7 +63,8 @@ pub(super) struct ProcessRun<'a> {
     pub(super) began: Instant,
     /// Why the process cannot run the lease, in its own words.
     pub(super) failure: Option<String>,
-    pub(super) takes_snapshots: bool,
+    /// Maximum bytes of the lease's snapshots; 0 if it has none.
+    pub(super) snapshot_bytes: u64,
     pub(super) restarts: &'a mut Restarts,
     pub(super) keeper: &'a mut KeeperQueues,
 }
@@ -128,11 +129,13 @@ impl ProcessRun<'_> {
         info: SnapshotInfo,
         file: OwnedFd,
     ) -> Result<Option<SnapshotKept>, String> {
-        if !self.takes_snapshots {
+        if self.snapshot_bytes == 0 {
             return Err("it sent a snapshot, and its lease takes none".into());
         }
         let (epoch, session) = (self.restarts.epoch(), SessionId(info.session_id));
-        let added = lock(&supervisor.snapshots).add(self.lease, epoch, info, file);
+        let mut snapshots = lock(&supervisor.snapshots);
+        let added = snapshots.add(self.lease, self.snapshot_bytes, epoch, info, file);
+        drop(snapshots);
         let error = match added {
             Ok(()) => {
                 self.restarts.progressed();

@@ -131,7 +131,7 @@ impl Supervisor {
             devices: start.devices.iter().map(|device| device.index).collect(),
             began,
             failure: None,
-            takes_snapshots: start.settings.snapshot_bytes > 0,
+            snapshot_bytes: start.settings.snapshot_bytes,
             restarts,
             keeper,
         };

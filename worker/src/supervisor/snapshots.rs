@@ -53,10 +53,8 @@ impl KeptSnapshot {
 }
 
 /// The snapshots of all leases.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Snapshots {
-    /// Maximum bytes of the snapshots of one lease.
-    lease_bytes: u64,
     leases: HashMap<LeaseId, LeaseSnapshots>,
 }
 
@@ -77,22 +75,15 @@ pub(crate) enum Refused {
 }
 
 impl Snapshots {
-    /// Creates the store. The snapshots of one lease may take `lease_bytes`.
-    pub(crate) fn new(lease_bytes: u64) -> Self {
-        Self {
-            lease_bytes,
-            leases: HashMap::new(),
-        }
-    }
-
-    /// Adds a snapshot that the lease's process of this epoch has sent. Drops those of the session
-    /// that are not needed any more.
+    /// Adds a snapshot that the lease's process of this epoch has sent, if the lease's snapshots then
+    /// take at most `max_bytes`. Drops those of the session that are not needed any more.
     ///
     /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
     /// earlier processes there are replaced.
     pub(crate) fn add(
         &mut self,
         lease: LeaseId,
+        max_bytes: u64,
         epoch: u64,
         info: SnapshotInfo,
         file: OwnedFd,
@@ -132,13 +123,12 @@ impl Snapshots {
         *kept = needed;
         *lease_used_bytes -= sum(&dropped);
         let cost_bytes = size_bytes.max(MIN_COST_BYTES);
-        if lease_used_bytes.saturating_add(cost_bytes) > self.lease_bytes {
+        if lease_used_bytes.saturating_add(cost_bytes) > max_bytes {
             if kept.is_empty() {
                 sessions.remove(&session);
             }
             return Err(Refused::Full(format!(
-                "the snapshot has {size_bytes} bytes, and {lease_used_bytes} of {} bytes for snapshots of the lease are in use",
-                self.lease_bytes
+                "the snapshot has {size_bytes} bytes, and {lease_used_bytes} of {max_bytes} bytes for snapshots of the lease are in use"
             )));
         }
         *lease_used_bytes += cost_bytes;
@@ -226,6 +216,9 @@ mod tests {
     /// Bytes in which the tests count sizes.
     const UNIT: u64 = MIN_COST_BYTES;
 
+    /// The bound of the tests.
+    const MAX: u64 = 100 * UNIT;
+
     fn memory(units: u64) -> OwnedFd {
         let mut file = unnamed_memory("test").unwrap();
         file.write_all(&vec![1; (units * UNIT) as usize]).unwrap();
@@ -255,10 +248,10 @@ mod tests {
 
     #[test]
     fn committed_and_latest_snapshot_of_a_session_are_kept() {
-        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut snapshots = Snapshots::default();
         let mut add = |info: SnapshotInfo| {
             let file = memory(info.size_bytes / UNIT);
-            snapshots.add(LEASE, 0, info, file).unwrap();
+            snapshots.add(LEASE, MAX, 0, info, file).unwrap();
             marks(&snapshots)
         };
         assert_eq!(add(info(1, 1, 0, 40)), [(1, 1)]);
@@ -280,26 +273,26 @@ mod tests {
 
     #[test]
     fn snapshot_that_does_not_fit_leaves_the_one_before() {
-        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut snapshots = Snapshots::default();
         snapshots
-            .add(LEASE, 0, info(1, 1, 0, 60), memory(60))
+            .add(LEASE, MAX, 0, info(1, 1, 0, 60), memory(60))
             .unwrap();
-        let refused = snapshots.add(LEASE, 0, info(1, 2, 1, 60), memory(60));
+        let refused = snapshots.add(LEASE, MAX, 0, info(1, 2, 1, 60), memory(60));
         assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
         assert_eq!(
             (marks(&snapshots), used_units(&snapshots)),
             (vec![(1, 1)], 60)
         );
         let other = LeaseId(8);
-        let kept = snapshots.add(other, 0, info(1, 1, 0, 100), memory(100));
+        let kept = snapshots.add(other, MAX, 0, info(1, 1, 0, 100), memory(100));
         assert_eq!(kept, Ok(()), "each lease has its own bound");
     }
 
     #[test]
     fn memory_that_can_change_is_refused() {
-        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut snapshots = Snapshots::default();
         let open = unnamed_memory("test").unwrap();
-        let mut add = |size, file| snapshots.add(LEASE, 0, info(1, 1, 0, size), file);
+        let mut add = |size, file| snapshots.add(LEASE, MAX, 0, info(1, 1, 0, size), file);
         assert_eq!(add(0, open.into()), Err(Refused::Violation));
         assert_eq!(add(11, memory(10)), Err(Refused::Violation));
         // Memory beyond the end of the file.
@@ -315,9 +308,9 @@ mod tests {
 
     #[test]
     fn marks_must_increase_and_follow_the_committed_one() {
-        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut snapshots = Snapshots::default();
         let mut add =
-            |mark, committed| snapshots.add(LEASE, 0, info(1, mark, committed, 0), memory(0));
+            |mark, committed| snapshots.add(LEASE, MAX, 0, info(1, mark, committed, 0), memory(0));
         assert_eq!(add(1, 1), Err(Refused::Violation));
         assert_eq!(add(2, 0), Ok(()));
         assert_eq!(add(2, 0), Err(Refused::Violation));
@@ -327,9 +320,9 @@ mod tests {
 
     #[test]
     fn another_process_replaces_snapshots_of_later_marks() {
-        let mut snapshots = Snapshots::new(100 * UNIT);
+        let mut snapshots = Snapshots::default();
         let mut add = |epoch, mark, committed| {
-            let added = snapshots.add(LEASE, epoch, info(1, mark, committed, 10), memory(10));
+            let added = snapshots.add(LEASE, MAX, epoch, info(1, mark, committed, 10), memory(10));
             (added, marks(&snapshots))
         };
         assert_eq!(add(0, 1, 0), (Ok(()), vec![(1, 1)]));
@@ -344,8 +337,9 @@ mod tests {
 
     #[test]
     fn small_snapshots_are_bounded_in_number() {
-        let mut snapshots = Snapshots::new(10 * UNIT);
-        let mut add = |session| snapshots.add(LEASE, 0, info(session, 1, 0, 0), memory(0));
+        let mut snapshots = Snapshots::default();
+        let max = 10 * UNIT;
+        let mut add = |session| snapshots.add(LEASE, max, 0, info(session, 1, 0, 0), memory(0));
         assert!((0..10).all(|session| add(session).is_ok()));
         assert!(matches!(add(10), Err(Refused::Full(_))));
     }

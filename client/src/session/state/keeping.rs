@@ -3,17 +3,24 @@
 //!
 //! [`Journal`]: super::Journal
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
-    v1::{Mark, Marked, RestorePoint, frame::Body},
+    v1::{Marked, RestorePoint, frame::Body},
 };
 use tensord_transport::channel::resume::ResumeError;
 use tracing::warn;
 
 use super::{State, Track};
-use crate::session::journal::Commit;
+use crate::{
+    cohort::CohortMember,
+    session::{
+        Capability,
+        journal::{Commit, interval},
+        op_buffer::Item,
+    },
+};
 
 impl State {
     /// Returns the bytes that both tracks keep.
@@ -21,40 +28,124 @@ impl State {
         self.ops.outbox().kept_bytes() + self.bulk.outbox().kept_bytes()
     }
 
-    /// Begins a mark after all recorded items, if one is due. [`place_mark`](Self::place_mark)
-    /// must be called once those items are encoded and queued.
-    pub(in super::super) fn begin_mark(&mut self, now: Instant) -> Option<Mark> {
-        if self.end.is_some() || !self.journal.is_due(now, self.journal_bytes()) {
-            return None;
+    /// Records a mark after all recorded items, if one is due.
+    pub(in super::super) fn record_due_mark(&mut self, now: Instant) {
+        if self.end.is_some() {
+            return;
         }
+        let bytes = self.journal_bytes();
+        match self.cohort_member.clone() {
+            None => {
+                if let Some(number) = self.journal.due(now, bytes) {
+                    self.record_mark(number, now);
+                }
+            }
+            Some(member) => {
+                self.commit_cut();
+                let has_begun = member
+                    .cuts()
+                    .begin_if_due(now, |cost| interval(cost, bytes));
+                if has_begun {
+                    member.cohort.wake_all();
+                }
+                self.record_cut_mark(&member, now);
+            }
+        }
+    }
+
+    /// Records the mark of this session for the present cut, if it belongs after all recorded items.
+    fn record_cut_mark(&mut self, member: &CohortMember, now: Instant) {
+        let number = member.cuts().place_mark(member.lease_rank, now);
+        if let Some(number) = number {
+            self.commit_cut();
+            self.record_mark(number, now);
+        }
+    }
+
+    fn record_mark(&mut self, number: u64, now: Instant) {
         if !self.journal.must_keep() {
             self.keep();
         }
         // The payloads of all recorded uploads are queued already.
         let (bulk, last_request) = (self.bulk.outbox().end(), self.requests.last());
-        Some(self.journal.place(bulk, last_request, now))
+        let mark = self.journal.place(number, bulk, last_request, now);
+        self.op_buffer.push(Item::Mark(mark));
     }
 
-    /// Queues the mark that was begun.
-    pub(in super::super) fn place_mark(&mut self, mark: Mark) {
-        self.ops.push(Body::Mark(mark));
-        self.journal.placed(self.ops.outbox().end());
+    /// Must be called before an all-reduce of `group` is recorded.
+    pub(in super::super) fn before_all_reduce(&mut self, group: &[u32], now: Instant) {
+        if let Some(member) = self.cohort_member.clone() {
+            self.record_cut_mark(&member, now);
+            member.cuts().all_reduce(member.lease_rank, group);
+        }
+    }
+
+    /// Must be called before this session's part of a transfer from or to the session with lease
+    /// rank `other` is recorded.
+    pub(in super::super) fn before_transfer(
+        &mut self,
+        other: u32,
+        capability: Capability,
+        now: Instant,
+    ) {
+        if let Some(member) = self.cohort_member.clone() {
+            self.record_cut_mark(&member, now);
+            let mut cuts = member.cuts();
+            cuts.transfer(member.lease_rank, other, capability);
+        }
+    }
+
+    /// Returns whether the session must place a mark after all that is recorded.
+    pub(super) fn is_at_mark(&self) -> bool {
+        let is_at_mark = |member: &CohortMember| member.cuts().is_at_mark(member.lease_rank);
+        self.end.is_none() && self.cohort_member.as_ref().is_some_and(is_at_mark)
     }
 
     /// Queues a frame that was encoded.
     pub(in super::super) fn push(&mut self, body: Body) {
+        let is_mark = matches!(body, Body::Mark(_));
         self.ops.push(body);
+        if is_mark {
+            self.journal.placed(self.ops.outbox().end());
+        }
         if self.journal.lapses(self.journal_bytes()) {
             self.keep_nothing();
+            if let Some(member) = &self.cohort_member {
+                member.cuts().lapsed();
+            }
         }
     }
 
-    /// Returns the epoch of the process that the session is in, and the marks from which the session
-    /// can go on in another process.
-    pub(in super::super) fn restore_points(&self) -> (u64, Vec<RestorePoint>) {
-        let first_pending = self.requests.first_pending();
-        let points = self.journal.restore_points(first_pending);
-        (self.journal.epoch(), points)
+    /// Returns the marks from which the session can go on in another process, latest first.
+    pub(in super::super) fn restore_points(&self) -> Vec<RestorePoint> {
+        match &self.cohort_member {
+            None => {
+                let first_pending = self.requests.first_pending();
+                self.journal.restore_points(first_pending)
+            }
+            Some(member) => {
+                let committed = member.cuts().committed();
+                let point = committed.and_then(|mark| self.journal.point(mark));
+                point.into_iter().collect()
+            }
+        }
+    }
+
+    /// As [`restore_points`](Self::restore_points), for a request to open the session, which may be
+    /// restored there.
+    pub(in super::super) fn opening_points(&mut self) -> Vec<RestorePoint> {
+        if let Some(member) = self.cohort_member.as_ref().filter(|_| self.journal.is_on()) {
+            member.cuts().opening(member.lease_rank);
+        }
+        self.restore_points()
+    }
+
+    /// Processes that the worker has opened the session.
+    pub(super) fn on_opened(&mut self) {
+        if let Some(member) = self.cohort_member.as_ref().filter(|_| self.journal.is_on()) {
+            let epoch = self.journal.epoch();
+            member.cuts().opened(member.lease_rank, epoch);
+        }
     }
 
     /// Returns the epoch of the process that the session is in.
@@ -84,7 +175,25 @@ impl State {
             return;
         }
         let first_pending = self.requests.first_pending();
-        if let Some(commit) = self.journal.try_commit(first_pending) {
+        let Some(member) = &self.cohort_member else {
+            if let Some(commit) = self.journal.try_commit(first_pending) {
+                self.commit(&commit);
+            }
+            return;
+        };
+        if let Some(mark) = self.journal.ready(first_pending) {
+            member.cuts().ready(member.lease_rank, mark);
+        }
+        self.commit_cut();
+    }
+
+    /// Drops what the journal no longer needs, if the cut of the pending mark is committed.
+    fn commit_cut(&mut self) {
+        let Some(member) = &self.cohort_member else {
+            return;
+        };
+        let committed = member.cuts().committed();
+        if let Some(commit) = committed.and_then(|mark| self.journal.commit_mark(mark)) {
             self.commit(&commit);
         }
     }
@@ -96,6 +205,13 @@ impl State {
     }
 
     pub(super) fn on_marked(&mut self, marked: Marked) {
+        if let Some(member) = &self.cohort_member {
+            let mut cuts = member.cuts();
+            cuts.cost(marked.mark, Duration::from_micros(marked.cost_us));
+            if !marked.error.is_empty() {
+                cuts.refused(marked.mark);
+            }
+        }
         if let Some(reason) = self.journal.on_marked(marked)
             && !std::mem::replace(&mut self.has_warned, true)
         {

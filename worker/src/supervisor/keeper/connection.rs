@@ -271,7 +271,11 @@ impl SourceConnection {
             return Ok(None);
         }
         let file = OwnedFd::from(file);
-        match kept.snapshots.add(self.lease, id.epoch, info, file) {
+        let max_bytes = kept.max_bytes;
+        match kept
+            .snapshots
+            .add(self.lease, max_bytes, id.epoch, info, file)
+        {
             Ok(()) => Ok(Some((id, String::new()))),
             Err(Refused::Full(reason)) => Ok(Some((id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),

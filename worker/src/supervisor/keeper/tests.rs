@@ -32,7 +32,7 @@ fn add(kept: &mut KeptForOthers, mark: u64) {
         committed: 0,
         size_bytes: 8,
     };
-    let added = kept.snapshots.add(LEASE, 0, info, file.into());
+    let added = kept.snapshots.add(LEASE, 1 << 20, 0, info, file.into());
     assert_eq!(added, Ok(()));
 }
 
