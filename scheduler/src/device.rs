@@ -26,29 +26,53 @@ pub struct DeviceFingerprint {
     pub is_exact: bool,
 }
 
-/// What a device must be for the sessions of a lease to go on there.
+/// What another worker must have for the sessions of a lease to go on there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requirement {
-    /// The sessions would give other bits on a device of another fingerprint.
+    /// The sessions would give other bits on devices of another fingerprint.
     fingerprint: DeviceFingerprint,
-    /// The least memory, in bytes: the lease was granted this much.
-    memory_bytes: u64,
+    /// The memory of the lease's smallest and largest device, in bytes.
+    smallest_bytes: u64,
+    largest_bytes: u64,
+    /// The number of devices.
+    devices: usize,
 }
 
 impl Requirement {
-    /// Returns what another device must be to take the place of `device`, or `None` if the results
-    /// of `device` do not always have the same bits.
-    pub(crate) fn of(device: &DeviceSpec) -> Option<Self> {
-        let fingerprint = device.fingerprint.filter(|it| it.is_exact)?;
-        let memory_bytes = device.memory_bytes;
-        Some(Self {
-            fingerprint,
-            memory_bytes,
-        })
+    /// Returns what is needed to take the place of `devices`, or `None` if their results do not
+    /// always have the same bits, or they differ in what these depend on.
+    pub(crate) fn of<'a>(mut devices: impl Iterator<Item = &'a DeviceSpec>) -> Option<Self> {
+        let first = devices.next()?;
+        let mut requirement = Self {
+            fingerprint: first.fingerprint.filter(|it| it.is_exact)?,
+            smallest_bytes: first.memory_bytes,
+            largest_bytes: first.memory_bytes,
+            devices: 1,
+        };
+        for device in devices {
+            if device.fingerprint != Some(requirement.fingerprint) {
+                return None;
+            }
+            requirement.smallest_bytes = requirement.smallest_bytes.min(device.memory_bytes);
+            requirement.largest_bytes = requirement.largest_bytes.max(device.memory_bytes);
+            requirement.devices += 1;
+        }
+        Some(requirement)
     }
 
+    /// Returns whether a device can take the place of any of the lease's devices.
     pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
-        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.memory_bytes
+        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.largest_bytes
+    }
+
+    /// Returns whether a device can be the one that the lease had, of a worker that is back.
+    pub(crate) fn accepts_back(&self, device: &DeviceSpec) -> bool {
+        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.smallest_bytes
+    }
+
+    /// Returns the number of devices.
+    pub(crate) fn devices(&self) -> usize {
+        self.devices
     }
 }
 
@@ -61,8 +85,8 @@ pub struct Demand {
     pub kind: Option<String>,
     /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
-    /// Whether the lease is to go on at another worker if its worker is lost. Leases of several
-    /// devices, or of devices that are not exact, do not.
+    /// Whether the lease is to go on at another worker if its worker is lost. Leases with devices of
+    /// several workers, or with devices that are not exact, do not.
     pub is_durable: bool,
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Lease {
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
     pub(crate) unreachable: Option<Unreachable>,
-    /// What another device must be for the lease to go on there, if it may move.
+    /// What another worker must have for the lease to go on there, if it may move.
     pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
@@ -126,16 +126,20 @@ impl Lease {
         self.is_kept && self.is_restorable
     }
 
-    /// Returns the lease's device if it is its only one.
-    pub(crate) fn only_device(&self) -> Option<DeviceRef> {
-        let mut devices = self.lease_devices.keys();
-        devices.next().filter(|_| devices.next().is_none()).copied()
+    /// Returns the worker that has all devices of the lease, if one has.
+    pub(crate) fn only_worker(&self) -> Option<WorkerId> {
+        let mut workers = self
+            .lease_devices
+            .keys()
+            .map(|device_ref| device_ref.worker);
+        let first = workers.next()?;
+        workers.all(|worker| worker == first).then_some(first)
     }
 
     /// Returns whether the lease may go on at `device`: any, unless the lease is lost.
     pub(crate) fn may_resume_at(&self, device: Option<&DeviceSpec>) -> bool {
         let requirement = self.requirement.filter(|_| self.lost.is_some());
-        requirement.is_none_or(|it| device.is_some_and(|device| it.accepts(device)))
+        requirement.is_none_or(|it| device.is_some_and(|device| it.accepts_back(device)))
     }
 
     /// Returns the earlier of the two deadlines.

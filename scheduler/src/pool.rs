@@ -306,18 +306,21 @@ impl Pool {
         devices.get(device_ref.index as usize)
     }
 
-    /// Returns whether a worker will stay, and has a device that `requirement` accepts.
+    /// Returns whether a worker will stay, and has the devices of `requirement`.
     pub(crate) fn can_keep(&self, worker: WorkerId, requirement: &Requirement) -> bool {
-        let worker = self.get(worker);
-        worker.is_some_and(|worker| worker.offers().any(|device| requirement.accepts(device)))
+        let Some(worker) = self.get(worker) else {
+            return false;
+        };
+        let accepted = worker.offers().filter(|device| requirement.accepts(device));
+        accepted.count() >= requirement.devices()
     }
 
-    /// Returns a free device of a worker that `requirement` accepts, if there is one.
+    /// Returns free devices of a worker that meet `requirement`, if it has enough.
     pub(crate) fn free_equal(
         &self,
         worker: WorkerId,
         requirement: &Requirement,
-    ) -> Option<DeviceRef> {
+    ) -> Option<Vec<DeviceRef>> {
         let any = Demand {
             devices: 1,
             kind: None,
@@ -325,9 +328,11 @@ impl Pool {
             is_durable: false,
         };
         let free = self.get(worker)?.free(&any);
-        let mut free = free.map(|(_, index)| DeviceRef { worker, index });
+        let free = free.map(|(_, index)| DeviceRef { worker, index });
         let fits = |device: &DeviceSpec| requirement.accepts(device);
-        free.find(|device_ref| self.device(*device_ref).is_some_and(fits))
+        let fitting = free.filter(|device_ref| self.device(*device_ref).is_some_and(fits));
+        let fitting: Vec<_> = fitting.take(requirement.devices()).collect();
+        (fitting.len() == requirement.devices()).then_some(fitting)
     }
 
     /// Returns whether, since the last call, anything happened that may have changed the

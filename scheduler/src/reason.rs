@@ -104,15 +104,15 @@ pub enum CannotMove {
     /// The client requested that the lease end with its worker.
     #[error("it ends with its worker, as its program requested")]
     NotDurable,
-    /// The lease has several devices.
-    #[error("it has several devices")]
-    SeveralDevices,
-    /// The device does not give the same bits each time, as a GPU.
-    #[error("its device is not exact")]
+    /// The lease has devices of several workers.
+    #[error("it has devices of several workers")]
+    SeveralWorkers,
+    /// A device does not give the same bits each time, as a GPU, or the devices differ.
+    #[error("its devices are not exact, or differ from each other")]
     NotExact,
-    /// No other worker has such a device.
+    /// No other worker has such devices.
     #[error(
-        "no other worker, apart from those that drain or still end the lease, has a device of the same fingerprint and memory"
+        "no other worker, apart from those that drain or still end the lease, has as many devices of the same fingerprint and memory"
     )]
     NoKeeper,
     /// The lease's client is not attached, and nobody else could open its sessions.

@@ -1,8 +1,8 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
-//! A lease of one exact device is durable if its client asked for that. Its *keeper* is another
-//! worker that has a device of the same fingerprint, on which the sessions would give the same
-//! bits.
+//! A lease of exact devices of one worker is durable if its client asked for that. Its *keeper* is
+//! another worker that has as many devices of the same fingerprint, on which the sessions would give
+//! the same bits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,6 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
-use crate::event::DeviceRef;
 use crate::pool::Worker;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -83,20 +82,23 @@ impl Engine {
     }
 
     /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
-    /// keeper if that can go on, or else a connected one: with a free device first, and then with
-    /// the fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
+    /// keeper if that can go on, or else a connected one: with free devices first, and then with the
+    /// fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
     /// stream has been down for a while, as it may be lost, or if the lease must move soon and only
-    /// the other one has a free device.
+    /// the other one has free devices.
     fn keeper_of(
         &mut self,
         id: LeaseId,
         kept: &BTreeMap<WorkerId, usize>,
-    ) -> Option<(DeviceRef, Option<WorkerId>)> {
+    ) -> Option<(WorkerId, Option<WorkerId>)> {
         let lease = self.leases.get(id)?;
-        let device_ref = lease.only_device()?;
-        let requirement = Requirement::of(self.pool.device(device_ref)?)?;
+        let source = lease.only_worker()?;
+        let devices = lease.lease_devices.keys();
+        let devices = devices.map(|device_ref| self.pool.device(*device_ref));
+        let devices = devices.collect::<Option<Vec<_>>>()?;
+        let requirement = Requirement::of(devices.into_iter())?;
         let can_keep = |worker: &WorkerId| {
-            *worker != device_ref.worker
+            *worker != source
                 && self.pool.can_keep(*worker, &requirement)
                 // It could not start the lease before it has released it.
                 && !self.pool.is_ending(*worker, id)
@@ -104,10 +106,7 @@ impl Engine {
         let has_free = |worker: &WorkerId| self.pool.free_equal(*worker, &requirement).is_some();
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
-        let is_draining = self
-            .pool
-            .get(device_ref.worker)
-            .is_some_and(Worker::is_draining);
+        let is_draining = self.pool.get(source).is_some_and(Worker::is_draining);
         let is_good = |worker: &WorkerId| {
             // A stream that breaks only for a moment costs no snapshots.
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE
@@ -117,7 +116,7 @@ impl Engine {
         let keeper = match present.filter(is_good) {
             Some(present) => Some(present),
             // Another worker would get no snapshots as long as the lease's worker has no stream.
-            None if !self.pool.is_connected(device_ref.worker) => present,
+            None if !self.pool.is_connected(source) => present,
             None => {
                 let best = candidates.min_by_key(|worker| {
                     let count = kept.get(worker).copied().unwrap_or_default();
@@ -129,11 +128,11 @@ impl Engine {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.requirement = Some(requirement);
         }
-        Some((device_ref, keeper))
+        Some((source, keeper))
     }
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
-    fn announce_keeper(&mut self, id: LeaseId, source: DeviceRef) {
+    fn announce_keeper(&mut self, id: LeaseId, source: WorkerId) {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
@@ -146,7 +145,7 @@ impl Engine {
             let is_connected = self.pool.is_connected(worker);
             is_connected.then_some(Peer { worker, endpoint })
         };
-        if let (Some(source), Some(keeper)) = (peer(source.worker), peer(keeper)) {
+        if let (Some(source), Some(keeper)) = (peer(source), peer(keeper)) {
             lease.is_keeper_announced = true;
             self.commands.push(Command::KeepSnapshots {
                 lease: id,

@@ -48,13 +48,13 @@ impl Engine {
         let Some(lease) = lease.filter(|lease| lease.owner == Some(client)) else {
             return;
         };
-        let Some(device_ref) = lease.only_device() else {
+        let Some(worker) = lease.only_worker() else {
             return;
         };
         let unreachable = Unreachable::extend(lease.unreachable, now);
         lease.unreachable = Some(unreachable);
         let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
-        let is_down = !self.pool.is_connected(device_ref.worker);
+        let is_down = !self.pool.is_connected(worker);
         // Without the snapshots, the lease could only go on where it is, if the worker comes back.
         if lease.is_movable() && (is_down || for_long) {
             self.try_move(id);
@@ -110,8 +110,8 @@ impl Engine {
         owner.filter(|owner| self.clients.contains_key(owner))
     }
 
-    /// Returns a free device of a lease's keeper on which the lease could go on.
-    fn free_at_keeper(&self, lease: &Lease) -> Option<DeviceRef> {
+    /// Returns free devices of a lease's keeper on which the lease could go on.
+    fn free_at_keeper(&self, lease: &Lease) -> Option<Vec<DeviceRef>> {
         self.pool.free_equal(lease.keeper?, &lease.requirement?)
     }
 
@@ -145,9 +145,11 @@ impl Engine {
         if !lease.is_durable {
             return Err(CannotMove::NotDurable);
         }
-        let device_ref = lease.only_device().ok_or(CannotMove::SeveralDevices)?;
-        let device = self.pool.device(device_ref);
-        if device.is_some_and(|device| Requirement::of(device).is_none()) {
+        lease.only_worker().ok_or(CannotMove::SeveralWorkers)?;
+        let devices = lease.lease_devices.keys();
+        let known = devices.filter_map(|device_ref| self.pool.device(*device_ref));
+        let known: Vec<_> = known.collect();
+        if !known.is_empty() && Requirement::of(known.into_iter()).is_none() {
             return Err(CannotMove::NotExact);
         }
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
@@ -165,15 +167,15 @@ impl Engine {
         }
     }
 
-    /// Moves a lease to its keeper. Returns `false` if that has no free device, or the client of
-    /// the lease is away.
+    /// Moves a lease to its keeper. Returns `false` if that has too few free devices, or the client
+    /// of the lease is away.
     pub(super) fn try_move(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
         let is_attached = self.attached_owner(id).is_some();
         let free = self.free_at_keeper(lease).filter(|_| is_attached);
-        let Some(device_ref) = free else {
+        let Some(devices) = free else {
             return false;
         };
         let old_grants = lease.workers().into_iter();
@@ -185,7 +187,7 @@ impl Engine {
                 self.send_end(worker, id, grants);
             }
         }
-        let lease_devices = self.assign_grant_numbers(vec![device_ref]);
+        let lease_devices = self.assign_grant_numbers(devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, id, grant);
             assert!(taken.is_ok(), "{device_ref:?} must be free");

@@ -431,11 +431,19 @@ impl World {
                 if is_its {
                     lease.lost_until = None;
                 }
-                let device = devices.get(lease.lease_devices[0].index as usize);
-                !is_its
-                    || device.is_some_and(|device| {
-                        device.memory_bytes >= lease.memory_bytes && device.fingerprint.is_some()
-                    })
+                let own = lease.lease_devices.iter();
+                let own = own.map(|device_ref| devices.get(device_ref.index as usize));
+                let is_equal = |device: &&DeviceSpec| {
+                    device.memory_bytes >= lease.memory_bytes && device.fingerprint.is_some()
+                };
+                let equal: Vec<_> = own.flatten().filter(is_equal).collect();
+                let has_all = equal.len() == lease.lease_devices.len();
+                if is_its && has_all {
+                    // The sessions may use what the devices have now.
+                    let memory_bytes = equal.iter().map(|device| device.memory_bytes);
+                    lease.memory_bytes = memory_bytes.min().unwrap_or_default();
+                }
+                !is_its || has_all
             });
         }
     }

@@ -2,6 +2,7 @@
 
 use super::world::{KnownWorker, SimWorker, World};
 use super::*;
+use crate::device::Requirement;
 
 impl World {
     /// A lease whose worker was lost goes on at its keeper.
@@ -12,20 +13,23 @@ impl World {
         epoch: u64,
         devices: &[LeasedDevice],
     ) {
-        let [leased] = devices else {
-            panic!("{lease} has moved with {} devices", devices.len());
-        };
-        assert_eq!(leased.device.fingerprint, exact(1).fingerprint);
+        let device_refs: Vec<_> = devices.iter().map(|leased| leased.device_ref).collect();
         let client = self.attached_client(client);
         let token = &self.clients[client].tokens[&lease];
-        assert!(token.is_durable && leased.device.memory_bytes >= token.memory_bytes);
-        if token.lease_devices == [leased.device_ref] {
+        assert!(token.is_durable && token.lease_devices.len() == devices.len());
+        for leased in devices {
+            assert_eq!(leased.device.fingerprint, exact(1).fingerprint);
+            assert!(leased.device.memory_bytes >= token.memory_bytes);
+        }
+        if token.lease_devices == device_refs {
             // The worker is back.
             return assert_eq!(epoch, token.epoch);
         }
         assert!(epoch > token.epoch);
-        self.take_device(lease, leased);
+        devices.iter().for_each(|it| self.take_device(lease, it));
         let is_cut_off = self.is_cut_off(client, lease);
+        let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
+        let memory_bytes = memory_bytes.min().unwrap_or_default();
         if let Some(leases) = &mut self.leases {
             let moved = leases.get_mut(&lease).unwrap();
             let old = &self.workers[moved.lease_devices[0].worker.0 as usize];
@@ -36,11 +40,13 @@ impl World {
                 "{lease} moves, and its worker is there"
             );
             moved.lost_until = None;
-            assert_eq!(moved.keeper, Some(leased.device_ref.worker));
-            moved.lease_devices = vec![leased.device_ref];
+            let at_keeper = |it: &DeviceRef| moved.keeper == Some(it.worker);
+            assert!(device_refs.iter().all(at_keeper), "{lease}");
+            moved.lease_devices = device_refs.clone();
+            moved.memory_bytes = memory_bytes;
         }
         let token = self.clients[client].tokens.get_mut(&lease).unwrap();
-        (token.lease_devices, token.epoch) = (vec![leased.device_ref], epoch);
+        (token.lease_devices, token.epoch) = (device_refs, epoch);
     }
 
     /// Returns whether a client has said for long that it cannot reach the worker of a lease.
@@ -62,7 +68,7 @@ impl World {
     pub(super) fn check_keeper(&self, lease: LeaseId, source: &Peer, keeper: &Peer) {
         assert_ne!(source.worker, keeper.worker);
         let known = self.engine.leases().get(lease).unwrap();
-        assert_eq!(known.only_device().unwrap().worker, source.worker);
+        assert_eq!(known.only_worker(), Some(source.worker));
         for peer in [source, keeper] {
             let i = self.connected_worker(peer.worker);
             assert_eq!(peer.endpoint, endpoint(peer.worker.0));
@@ -71,30 +77,29 @@ impl World {
         }
     }
 
-    /// Every durable lease of one exact device has a keeper, if another worker has such a
-    /// device and stays. A lease that is lost can move, or its keeper has no free device, or its
-    /// client is away.
+    /// Every durable lease of exact devices of one worker has a keeper, if another worker has as
+    /// many such devices and stays. A lease that is lost can move, or its keeper has too few free
+    /// devices, or its client is away.
     pub(super) fn check_keepers(&self) {
-        let is_exact = |device_ref: &DeviceRef| {
-            *self.device(*device_ref) == exact(16) || *self.device(*device_ref) == exact(8)
-        };
+        let is_exact = |device: &DeviceSpec| device.fingerprint.is_some();
         let free = self.free();
         for (id, lease) in self.engine.leases().iter() {
-            let Some(device_ref) = lease.only_device().filter(|_| lease.is_durable) else {
+            let Some(own) = lease.only_worker().filter(|_| lease.is_durable) else {
                 assert_eq!((lease.keeper, &lease.lost), (None, &None), "{id}");
                 continue;
             };
-            let requirement = lease.requirement;
-            let least = self
-                .known_device(device_ref)
-                .map(|device| device.memory_bytes);
-            let memory_bytes = least.unwrap_or_default();
+            let own_devices = lease.lease_devices.keys();
+            let own_devices = own_devices.map(|device_ref| self.known_device(*device_ref));
+            let own_devices: Vec<_> = own_devices.collect();
+            let count = own_devices.len();
+            let known = own_devices.iter().flatten();
+            let largest = known.map(|device| device.memory_bytes).max();
+            let memory_bytes = largest.unwrap_or_default();
             let can_keep = |worker: &SimWorker| {
                 let known = worker.known.as_ref().filter(|known| !known.is_draining());
-                let mut devices = known.into_iter().flat_map(|known| &known.devices);
-                worker.id != device_ref.worker.0
-                    && !worker.unanswered.contains(&id)
-                    && devices.any(|d| d.fingerprint.is_some() && d.memory_bytes >= memory_bytes)
+                let devices = known.into_iter().flat_map(|known| &known.devices);
+                let equal = devices.filter(|d| is_exact(d) && d.memory_bytes >= memory_bytes);
+                worker.id != own.0 && !worker.unanswered.contains(&id) && equal.count() >= count
             };
             let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
             if let Some(keeper) = lease.keeper {
@@ -103,34 +108,26 @@ impl World {
                     "{id} has keeper {keeper}"
                 );
             }
+            let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
+            let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
             if lease.lost.is_none() {
-                let is_here = self
-                    .engine
-                    .snapshot()
-                    .workers
-                    .iter()
-                    .any(|w| w.worker == device_ref.worker);
-                let is_possible = is_here && is_exact(&device_ref);
+                let is_possible = own_devices.iter().all(|it| it.is_some_and(is_exact));
                 let is_connected =
                     |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
-                let is_own = |worker: &&SimWorker| worker.id == device_ref.worker.0;
-                let own = self.workers.iter().find(is_own);
                 let is_expected = is_possible
-                    && own.is_some_and(is_connected)
+                    && own_worker.is_some_and(|it| it.connected)
                     && keepers.into_iter().any(is_connected);
                 assert!(lease.keeper.is_some() || !is_expected, "{id} has no keeper");
                 assert!(lease.keeper.is_none() || is_possible, "{id} has a keeper");
             }
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
-            let fits = |free: &DeviceRef| {
-                let accepts = requirement.is_some_and(|it| it.accepts(self.device(*free)));
-                Some(free.worker) == lease.keeper && is_exact(free) && accepts
+            let fits = |free: &&DeviceRef| {
+                let accepts = |it: Requirement| it.accepts(self.device(**free));
+                Some(free.worker) == lease.keeper && lease.requirement.is_some_and(accepts)
             };
-            let can_move = lease.owner.is_some_and(attached) && free.iter().any(fits);
-            let is_draining = self.workers.iter().any(|worker| {
-                let known = worker.known.as_ref();
-                worker.id == device_ref.worker.0 && known.is_some_and(|known| known.is_draining())
-            });
+            let has_room = free.iter().filter(fits).count() >= count;
+            let can_move = lease.owner.is_some_and(attached) && has_room;
+            let is_draining = own_worker.is_some_and(KnownWorker::is_draining);
             let must_move = lease.lost.is_some() || lease.is_movable() && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
         }

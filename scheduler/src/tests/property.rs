@@ -104,11 +104,11 @@ enum Op {
 fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
     match (worker, changed) {
         (0, false) => vec![exact(16), exact(16), flex(16)],
-        (1, false) => vec![cuda(8), exact(8), cuda(16)],
+        (1, false) => vec![exact(16), exact(8), cuda(16)],
         (2, false) => vec![cuda(80)],
         (_, false) => vec![cuda(8), exact(8)],
         (0, true) => vec![],
-        (_, true) => vec![exact(16), cuda(8)],
+        (_, true) => vec![exact(16), exact(16), cuda(8)],
     }
 }
 

@@ -168,7 +168,7 @@ mod tests {
                 ..lease(0x9a, vec![place("gpu-1", "flex", &[0])])
             },
             LeaseInfo {
-                cannot_move: "it has several devices".into(),
+                cannot_move: "it has devices of several workers".into(),
                 ..lease(
                     0x9b,
                     vec![
@@ -191,7 +191,7 @@ mod tests {
         let expected = "\
 LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
 000000000000009a  research  ci     gpu-1 flex:0                     12  can move to gpu-2
-000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has several devices
+000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has devices of several workers
 000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
 ";
         assert_eq!(to_table(&leases()), expected);

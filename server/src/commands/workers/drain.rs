@@ -106,12 +106,12 @@ mod tests {
         };
         let leases = [
             lease(0x9a, "gpu-2", ""),
-            lease(0x9b, "gpu-1", "it has several devices"),
+            lease(0x9b, "gpu-1", "it has devices of several workers"),
         ];
         let expected = "\
 worker gpu-1 gets no new leases
 lease 000000000000009a has moved to worker gpu-2
-lease 000000000000009b stays for now: it has several devices
+lease 000000000000009b stays for now: it has devices of several workers
 ";
         assert_eq!(text("gpu-1", false, &leases), expected);
         assert_eq!(text("gpu-1", true, &[]), "worker gpu-1 gets leases again\n");

@@ -51,7 +51,7 @@ fn check_chaos(has_pool: bool, devices: u32, kind: Option<&str>) -> Result<(), C
             "--chaos kills workers, so it needs a pool of its own; leave out --url".to_owned()
         }
         (_, 2.., _) => format!(
-            "--chaos --devices {devices}: leases of several devices do not outlive a worker; leave out --devices"
+            "--chaos --devices {devices}: several devices report their losses in no fixed order, so they cannot be compared; leave out --devices"
         ),
         (_, _, Some(kind)) if kind != "flex" => format!(
             "--chaos --kind {kind}: only leases of CPU devices (flex) outlive a worker; leave out --kind"
