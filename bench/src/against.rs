@@ -30,7 +30,7 @@ use crate::{
     namespace_entry::NetworkFeatures,
     part::{Work, run_of},
     peer::wait_until_idle,
-    pool::LocalPool,
+    pool::{LocalPool, set_durable},
     process::tensord_path,
     progress::Progress,
 };
@@ -59,6 +59,8 @@ const DEVICES: &str = "flex*4";
 ///
 /// If a build is missing, a pool does not start, or a job fails.
 pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
+    // The earlier build may take no snapshots.
+    set_durable(false);
     let theirs = [binary(dir, "tensord")?, binary(dir, "tensord-bench")?];
     let jobs = jobs::jobs(&cli.comparable_benches()?, cli.quick);
     let rounds = cli.runs();

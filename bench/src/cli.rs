@@ -45,7 +45,8 @@ pub(crate) struct Cli {
     /// Use small sizes and one run, only to check that everything works
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Compare this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR
+    /// Compare this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR. The
+    /// leases of this build are not durable
     #[arg(long, value_name = "DIR")]
     pub(crate) against: Option<PathBuf>,
     /// Percent by which a median may be worse than that of the earlier build

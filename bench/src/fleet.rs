@@ -17,7 +17,7 @@ use tensord_transport::TransportChoice;
 
 use crate::{
     network::{ConnectedLinks, Network},
-    pool::printed_url,
+    pool::{durability, printed_url},
     process::{remove_settings, tensord_path},
     relay::mesh::Endpoint,
     remote::set_burn_config,
@@ -59,7 +59,7 @@ impl<'a> Fleet<'a> {
         let endpoints = endpoints(&pool, &workers)?;
         let links = network.connect(&endpoints, &dir)?;
         set_burn_config(None);
-        let lease = pool.lease(LeaseRequest::devices(u32::try_from(world)?));
+        let lease = pool.lease(LeaseRequest::devices(u32::try_from(world)?).durable(durability()));
         Ok(Self {
             lease: lease.context("cannot lease the devices")?,
             _pool: pool,

@@ -25,6 +25,7 @@ use crate::{
     context::Context,
     namespace_entry::NetworkFeatures,
     network,
+    pool::{is_durable, set_durable},
     process::{announce, read_announcement_within},
     progress::{Progress, Update},
     trainer::{fresh_seeds, start_seeds_at},
@@ -69,6 +70,8 @@ struct Task {
     quick: bool,
     facts: NetworkFeatures,
     first_seed: u64,
+    /// See [`set_durable`].
+    is_durable: bool,
 }
 
 /// A message from the process.
@@ -167,6 +170,7 @@ impl PartProcess {
             quick: context.quick,
             facts,
             first_seed: fresh_seeds(seeds).start,
+            is_durable: is_durable(),
         };
         // Only this user can read files in the directory.
         let file = dir.path().join("task");
@@ -201,6 +205,7 @@ pub(crate) fn serve(bench: Bench, task: &Path) -> Result<()> {
 fn run_task(bench: Bench, task: &Path) -> Result<Value> {
     let task: Task = serde_json::from_slice(&std::fs::read(task)?)?;
     start_seeds_at(task.first_seed);
+    set_durable(task.is_durable);
     let sending = Progress::reporting_to(|update| {
         let message = match update {
             Update::Doing(what) => PartMessage::Doing(what.to_owned()),
@@ -255,6 +260,7 @@ mod tests {
             quick: true,
             facts: NetworkFeatures::default(),
             first_seed: 7,
+            is_durable: true,
         };
         let expected = |work: Value| {
             json!({
@@ -263,6 +269,8 @@ mod tests {
                 "quick": true,
                 "facts": { "namespaces": false, "delay": false },
                 "first_seed": 7,
+                // Builds that do not know a field ignore it.
+                "is_durable": true,
             })
         };
         let written = |work| serde_json::to_value(task(work)).unwrap();

@@ -1,10 +1,14 @@
 //! A real pool to measure: `tensord up` in a process of its own.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
-use tensord_client::{Lease, LeaseRequest, Pool, PoolUrl};
+use tensord_client::{Durability, Lease, LeaseRequest, Pool, PoolUrl};
 use tensord_testkit::cluster::Process;
 use tensord_transport::TransportChoice;
 
@@ -112,7 +116,29 @@ impl LocalPool {
 ///
 /// If the pool does not respond, or has no device.
 pub(crate) fn lease(url: PoolUrl) -> Result<(Pool, Lease)> {
-    lease_as(url, LeaseRequest::devices(1))
+    lease_as(url, LeaseRequest::devices(1).durable(durability()))
+}
+
+/// Whether leases are durable.
+static IS_DURABLE: AtomicBool = AtomicBool::new(true);
+
+/// Sets whether the leases of this process, and of the parts that it starts, are durable where that
+/// is possible, as they are by default.
+pub(crate) fn set_durable(is_durable: bool) {
+    IS_DURABLE.store(is_durable, Ordering::Relaxed);
+}
+
+/// Returns whether leases are durable.
+pub(crate) fn is_durable() -> bool {
+    IS_DURABLE.load(Ordering::Relaxed)
+}
+
+/// Returns the durability of leases, except for those of the bench that measures it.
+pub(crate) fn durability() -> Durability {
+    match is_durable() {
+        true => Durability::Auto,
+        false => Durability::Off,
+    }
 }
 
 /// Connects to the pool at `url` and makes a request.
