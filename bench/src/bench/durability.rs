@@ -8,6 +8,8 @@
 //! between two losses is measured.
 
 use std::{
+    fs,
+    path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -51,6 +53,9 @@ const TIMED: Duration = Duration::from_secs(12);
 /// How long a training runs before its process is killed: long enough for a snapshot of the
 /// largest state.
 const BEFORE_KILL: Duration = Duration::from_secs(6);
+
+/// How long a worker may take to have a snapshot with all tensors.
+const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long the process of a lease may take to end after its worker.
 const EXIT_DEADLINE: Duration = Duration::from_secs(5);
@@ -205,7 +210,7 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             pool_process,
         } => {
             let kill = || kill_process(*pool_process);
-            first_new_answer_ms(context, url, *state_mib, kill)
+            first_new_answer_ms(context, url, *state_mib, &[*pool_process], kill)
         }
         DurabilityTurn::EndWorker {
             url,
@@ -214,7 +219,7 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             is_killed: true,
         } => {
             let kill = || kill_worker(workers);
-            first_new_answer_ms(context, url, *state_mib, kill)
+            first_new_answer_ms(context, url, *state_mib, workers, kill)
         }
         DurabilityTurn::EndWorker {
             url,
@@ -225,21 +230,49 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
     }
 }
 
-/// Starts a training of which a worker has a snapshot.
-fn training_with_snapshot(context: &Context, url: &str, state_mib: u64) -> Result<Training> {
+/// Starts a training of which all `workers` have a snapshot with the tensors.
+fn training_with_snapshot(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    workers: &[u32],
+) -> Result<Training> {
     let mut training = Training::start(url, state_mib, Durability::Auto)?;
     let begun = Instant::now();
     let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
-    while begun.elapsed() < before {
+    let are_kept = || {
+        workers
+            .iter()
+            .all(|id| largest_snapshot(*id) >= state_mib << 20)
+    };
+    while begun.elapsed() < before || !are_kept() {
+        if begun.elapsed() > SNAPSHOT_DEADLINE {
+            bail!("the workers {workers:?} have no snapshot after {SNAPSHOT_DEADLINE:?}");
+        }
         training.run(STEPS_PER_READ)?;
     }
     Ok(training)
 }
 
+/// Returns the size in bytes of the largest snapshot that a process has in memory, or 0.
+fn largest_snapshot(id: u32) -> u64 {
+    let entries = fs::read_dir(format!("/proc/{id}/fd"));
+    let paths = entries.into_iter().flatten().flatten().map(|fd| fd.path());
+    let is_snapshot = |path: &PathBuf| {
+        let target = fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().contains("tensord-snapshot")
+    };
+    let sizes = paths.filter(is_snapshot).map(|path| {
+        let metadata = fs::metadata(path);
+        metadata.map_or(0, |metadata| metadata.len())
+    });
+    sizes.max().unwrap_or(0)
+}
+
 /// Trains, stops the worker, and returns the longest time between two losses until the worker has
 /// exited, in ms. A loss is read at each step.
 fn move_pause_ms(context: &Context, url: &str, state_mib: u64, workers: &[u32]) -> Result<f64> {
-    let mut training = training_with_snapshot(context, url, state_mib)?;
+    let mut training = training_with_snapshot(context, url, state_mib, workers)?;
     let (worker, _) = worker_of_lease(workers)?;
     if !signal_process(worker, "TERM") {
         bail!("worker {worker} is gone");
@@ -259,9 +292,10 @@ fn first_new_answer_ms(
     context: &Context,
     url: &str,
     state_mib: u64,
+    workers: &[u32],
     kill: impl FnOnce() -> Result<()>,
 ) -> Result<f64> {
-    let mut training = training_with_snapshot(context, url, state_mib)?;
+    let mut training = training_with_snapshot(context, url, state_mib, workers)?;
     let killed = Instant::now();
     kill()?;
     training.run(1)?;
