@@ -249,7 +249,7 @@ impl Session {
     /// same `capability`.
     pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
         let frame = Item::Frame(frames::offer(tensor, capability, to));
-        self.record_transfer(to, capability, frame);
+        self.record_transfer(capability, frame);
     }
 
     /// Makes tensor `id`, with the shape and dtype of `tensor`, of the value that the session
@@ -262,14 +262,14 @@ impl Session {
         from: u32,
     ) {
         let frame = Item::NewTensor(id, frames::take(id, tensor, capability, from));
-        self.record_transfer(from, capability, frame);
+        self.record_transfer(capability, frame);
     }
 
-    /// Records this session's part of a transfer from or to the session with lease rank `other`.
-    fn record_transfer(&self, other: u32, capability: &Capability, item: Item) {
+    /// Records this session's part of a transfer.
+    fn record_transfer(&self, capability: &Capability, item: Item) {
         let mut state = self.lock();
         if state.end.is_none() {
-            state.before_transfer(other, *capability, Instant::now());
+            state.before_transfer(*capability, Instant::now());
             let must_wake = state.record(item, true);
             self.recorded(state, must_wake);
         }

@@ -6,23 +6,27 @@
 //! the snapshots of all its marks are kept, and all requests from before them are answered. The
 //! sessions only go on from the committed cut.
 //!
-//! When a cut begins, each group's *target* is the number of all-reduces that its first rank has
-//! reached. A session places its mark where it has reached the targets of all its groups. That takes
-//! no lock of several sessions at once. A session may pass one target before it has reached another:
-//! the cut is then *dropped*, as is one to which a session does not come within [`CUT_TIMEOUT`].
-//! Another one begins later.
+//! A session places its mark when the sessions are *level*: all ranks of each group have recorded
+//! the same number of all-reduces, and both parts of each transfer are recorded. The worker executes
+//! nothing behind a mark before all results from before it are there, so a mark at any other place
+//! could wait for an op that the program records only after a read behind the mark. Once one session
+//! has placed its mark, each of the others does so before its next all-reduce or transfer. So no two
+//! sessions need to be locked at once.
+//!
+//! A cut is *dropped* if a session does not come to place its mark within [`CUT_TIMEOUT`] of the
+//! first one, or a worker does not keep a snapshot. Another one begins later.
 //!
 //! Pure state: time is an argument. A session calls this under its own lock.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
 use crate::session::Capability;
 
-/// A cut is dropped if not all sessions have placed their marks within this time. A session may wait
-/// for a thread that waits for another session.
+/// A cut is dropped if not all sessions have placed their marks within this time after the first one:
+/// a session may have no connection.
 const CUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The marks of the sessions of a lease. See the [module](self).
@@ -34,7 +38,7 @@ pub(crate) struct Cuts {
     /// group has reached.
     reached: HashMap<Vec<u32>, Vec<u64>>,
     /// The transfers of which one session has recorded its part, and the other has not.
-    transfers: HashMap<Capability, HalfTransfer>,
+    transfers: HashSet<Capability>,
     cut: Option<Cut>,
     /// Number of the last cut.
     last: u64,
@@ -42,7 +46,7 @@ pub(crate) struct Cuts {
     committed: Option<u64>,
     /// When the last cut began.
     last_at: Option<Instant>,
-    /// How long the workers needed for the last mark that took longest.
+    /// How long the worker needed for the slowest mark of the last committed cut, or of a later one.
     cost: Duration,
 }
 
@@ -54,17 +58,19 @@ struct Rank {
     /// Whether the session has asked a process to open it, and has no answer. The process may have
     /// restored it from the committed cut.
     is_opening: bool,
+    /// The last mark of the session, until its worker has replied to it. The worker keeps one
+    /// snapshot of a session at a time.
+    unanswered: Option<u64>,
 }
 
 /// A cut that is not committed.
 #[derive(Debug)]
 struct Cut {
     number: u64,
-    began: Instant,
-    /// How long the workers needed for the mark that took longest so far.
+    /// When the first session placed its mark.
+    first_at: Option<Instant>,
+    /// How long the worker needed for the slowest mark so far.
     cost: Duration,
-    /// For each group, the number of all-reduces before the cut; 0 for those that are not listed.
-    targets: HashMap<Vec<u32>, u64>,
     /// By lease rank.
     progress: Vec<Progress>,
 }
@@ -79,20 +85,7 @@ enum Progress {
     Ready,
 }
 
-/// The part of a transfer that one session has recorded.
-#[derive(Debug)]
-struct HalfTransfer {
-    /// The session that has not recorded its part.
-    missing: u32,
-    /// Number of the last cut whose mark the other session had placed before its part.
-    after: u64,
-}
-
 impl Cut {
-    fn target(&self, group: &[u32]) -> u64 {
-        self.targets.get(group).copied().unwrap_or(0)
-    }
-
     fn is_marked(&self, rank: u32) -> bool {
         let progress = self.progress.get(rank as usize);
         progress.is_some_and(|progress| *progress != Progress::Unmarked)
@@ -109,8 +102,8 @@ impl Cuts {
     }
 
     /// Records that a session asks a process to open it. Nothing is committed until
-    /// [`opened`](Self::opened): other sessions could otherwise go on from another cut than this
-    /// one.
+    /// [`opened`](Self::opened): otherwise this session could go on from the cut that is committed
+    /// now, and another one from a later cut.
     pub(crate) fn opening(&mut self, rank: u32) {
         if let Some(rank) = self.ranks.get_mut(rank as usize) {
             rank.is_opening = true;
@@ -125,7 +118,11 @@ impl Cuts {
         };
         known.is_opening = false;
         let before = known.epoch.replace(epoch);
-        if before.is_some_and(|before| before != epoch)
+        let is_replaced = before.is_some_and(|before| before != epoch);
+        if is_replaced {
+            known.unanswered = None;
+        }
+        if is_replaced
             && let Some(cut) = &mut self.cut
             && let Some(progress) = cut.progress.get_mut(rank as usize)
             && *progress == Progress::Ready
@@ -156,20 +153,20 @@ impl Cuts {
     ) -> bool {
         self.drop_if_late(now);
         let is_early = |at: Instant| now < at + interval(self.cost);
-        if self.cut.is_some() || !self.are_together() || self.last_at.is_some_and(is_early) {
+        let is_unanswered = |rank: &Rank| rank.unanswered.is_some();
+        if self.cut.is_some()
+            || !self.are_together()
+            || self.ranks.iter().any(is_unanswered)
+            || self.last_at.is_some_and(is_early)
+        {
             return false;
         }
         self.last += 1;
         self.last_at = Some(now);
-        let target = |(group, reached): (&Vec<u32>, &Vec<u64>)| {
-            let furthest = reached.iter().copied().max().unwrap_or(0);
-            (group.clone(), furthest)
-        };
         self.cut = Some(Cut {
             number: self.last,
-            began: now,
+            first_at: None,
             cost: Duration::ZERO,
-            targets: self.reached.iter().map(target).collect(),
             progress: vec![Progress::Unmarked; self.ranks.len()],
         });
         true
@@ -178,7 +175,8 @@ impl Cuts {
     fn drop_if_late(&mut self, now: Instant) {
         let is_late = |cut: &mut Cut| {
             let is_incomplete = cut.progress.contains(&Progress::Unmarked);
-            is_incomplete && now.saturating_duration_since(cut.began) >= CUT_TIMEOUT
+            let is_over = |at| now.saturating_duration_since(at) >= CUT_TIMEOUT;
+            is_incomplete && cut.first_at.is_some_and(is_over)
         };
         self.cut.take_if(is_late);
     }
@@ -188,13 +186,14 @@ impl Cuts {
         let Some(cut) = self.cut.as_ref().filter(|cut| !cut.is_marked(rank)) else {
             return false;
         };
-        let has_reached_target = |(group, reached): (&Vec<u32>, &Vec<u64>)| {
-            let at = group.binary_search(&rank).ok();
-            at.is_none_or(|at| reached[at] == cut.target(group))
-        };
-        let is_part_missing =
-            |half: &HalfTransfer| half.missing == rank && half.after != cut.number;
-        self.reached.iter().all(has_reached_target) && !self.transfers.values().any(is_part_missing)
+        // A session that has not placed its mark has recorded no all-reduce and no transfer since.
+        cut.first_at.is_some() || self.are_level()
+    }
+
+    /// Returns whether no all-reduce and no transfer is recorded by some of its sessions only.
+    fn are_level(&self) -> bool {
+        let are_equal = |reached: &Vec<u64>| reached.windows(2).all(|pair| pair[0] == pair[1]);
+        self.transfers.is_empty() && self.reached.values().all(are_equal)
     }
 
     /// Returns the number of the cut for which a session must place a mark after all that it has
@@ -206,6 +205,8 @@ impl Cuts {
         }
         let cut = self.cut.as_mut()?;
         *cut.progress.get_mut(rank as usize)? = Progress::Marked;
+        cut.first_at.get_or_insert(now);
+        self.ranks.get_mut(rank as usize)?.unanswered = Some(cut.number);
         Some(cut.number)
     }
 
@@ -221,33 +222,14 @@ impl Cuts {
         let Some(reached) = self.reached.get_mut(group) else {
             return;
         };
-        // The session has reached the place of its mark in this group, but not in another one.
-        let passes_target =
-            |cut: &mut Cut| !cut.is_marked(rank) && reached[at] >= cut.target(group);
-        self.cut.take_if(passes_target);
         reached[at] += 1;
     }
 
-    /// Records that a session records its part of a transfer: it offers a tensor to the session at
-    /// `other`, or takes one from there. [`place_mark`](Self::place_mark) must have been called
-    /// before.
-    pub(crate) fn transfer(&mut self, rank: u32, other: u32, capability: Capability) {
-        let number = self.cut.as_ref().map_or(0, |cut| cut.number);
-        let is_marked = |rank| self.cut.as_ref().is_some_and(|cut| cut.is_marked(rank));
-        let (is_after, is_other_marked) = (is_marked(rank), is_marked(other));
-        let is_split = match self.transfers.remove(&capability) {
-            Some(half) => (half.after == number) != is_after,
-            None => {
-                let after = if is_after { number } else { 0 };
-                let missing = other;
-                let half = HalfTransfer { missing, after };
-                self.transfers.insert(capability, half);
-                // The other part can only come after a mark that its session has placed.
-                is_other_marked && !is_after
-            }
-        };
-        if is_split {
-            self.cut = None;
+    /// Records that a session records its part of a transfer: it offers a tensor to another one, or
+    /// takes one. [`place_mark`](Self::place_mark) must have been called before.
+    pub(crate) fn transfer(&mut self, capability: Capability) {
+        if !self.transfers.remove(&capability) {
+            self.transfers.insert(capability);
         }
     }
 }
@@ -266,17 +248,19 @@ impl Cuts {
         }
     }
 
-    /// Records how long a worker needed for a mark of the cut `number`.
-    pub(crate) fn cost(&mut self, number: u64, cost: Duration) {
+    /// Records a worker's reply to a session's mark of the cut `number`: how long the worker needed,
+    /// and whether it has kept the snapshot. If not, the cut is dropped.
+    pub(crate) fn answered(&mut self, rank: u32, number: u64, cost: Duration, is_kept: bool) {
+        if let Some(rank) = self.ranks.get_mut(rank as usize) {
+            rank.unanswered.take_if(|unanswered| *unanswered == number);
+        }
+        self.cost = self.cost.max(cost);
         if let Some(cut) = self.cut.as_mut().filter(|cut| cut.number == number) {
             cut.cost = cut.cost.max(cost);
-            self.cost = cut.cost;
+            if !is_kept {
+                self.cut = None;
+            }
         }
-    }
-
-    /// Drops the cut `number`, as the worker has not kept a snapshot of it.
-    pub(crate) fn refused(&mut self, number: u64) {
-        self.cut.take_if(|cut| cut.number == number);
     }
 
     /// Records that a session no longer keeps what it has sent since the committed cut, so that the
@@ -285,8 +269,8 @@ impl Cuts {
         (self.cut, self.committed) = (None, None);
     }
 
-    /// Commits the cut if all sessions are ready. While they are in different processes, some go on
-    /// from the committed cut, and all the others will.
+    /// Commits the cut if all sessions are ready. While they are in different processes, some have gone
+    /// on from the cut that is committed now, and the others will.
     fn try_commit(&mut self) {
         let is_ready = |progress: &Progress| *progress == Progress::Ready;
         if let Some(cut) = &self.cut
@@ -294,6 +278,7 @@ impl Cuts {
             && cut.progress.iter().all(is_ready)
         {
             self.committed = Some(cut.number);
+            self.cost = cut.cost;
             self.cut = None;
         }
     }

@@ -266,13 +266,16 @@ fn ended_session_and_ended_lease_are_not_restored() {
 
 #[test]
 fn marks_where_nothing_is_kept_have_a_reply() {
-    let mut cluster = Cluster::start(&["flex*2"]);
-    cluster.add_worker_with("flex", &["--snapshot-memory", "0"]);
-    cluster.wait_for_workers(2);
-    raw::block(async {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    // The devices of a lease on several workers, and one of a worker that takes no snapshots.
+    let (mut attached, mut targets) = raw::block(async {
         let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
-        // The devices of a lease of several, and of a worker that takes no snapshots.
-        let mut targets = attached.lease(2).await.unwrap();
+        let targets = attached.lease(2).await.unwrap();
+        (attached, targets)
+    });
+    cluster.add_worker_with("flex", &["--snapshot-memory", "0"]);
+    cluster.wait_for_workers(3);
+    raw::block(async {
         targets.extend(attached.lease(1).await.unwrap());
         for target in &targets {
             let (_, mut session) = open(target).await;

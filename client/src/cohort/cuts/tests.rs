@@ -24,9 +24,9 @@ fn commit(cuts: &mut Cuts, now: Instant) -> u64 {
     assert!(cuts.begin_if_due(now, interval));
     let number = cuts.place_mark(0, now).unwrap();
     assert_eq!(cuts.place_mark(1, now), Some(number));
-    cuts.ready(0, number);
+    answer(cuts, 0, number);
     assert_ne!(cuts.committed(), Some(number));
-    cuts.ready(1, number);
+    answer(cuts, 1, number);
     assert_eq!(cuts.committed(), Some(number));
     number
 }
@@ -40,78 +40,93 @@ fn cut_is_committed_when_all_sessions_are_ready() {
     assert_eq!(commit(&mut cuts, now + Duration::from_secs(2)), 2);
 }
 
+/// Records the worker's reply to a mark, and that all requests before it are answered.
+fn answer(cuts: &mut Cuts, rank: u32, number: u64) {
+    cuts.answered(rank, number, Duration::ZERO, true);
+    cuts.ready(rank, number);
+}
+
 #[test]
-fn session_that_is_behind_places_its_mark_when_it_has_caught_up() {
+fn marks_are_placed_when_the_sessions_are_level() {
     let now = Instant::now();
     let mut cuts = two(now);
     cuts.all_reduce(0, &BOTH);
     cuts.all_reduce(0, &BOTH);
     cuts.all_reduce(1, &BOTH);
     assert!(cuts.begin_if_due(now, interval));
-    assert_eq!(cuts.place_mark(1, now), None, "one all-reduce is missing");
-    assert_eq!(cuts.place_mark(0, now), Some(1));
+    assert_eq!(cuts.place_mark(0, now), None, "it would wait for rank 1");
+    assert_eq!(cuts.place_mark(1, now), None);
+    // However long that takes: no mark is placed.
+    let later = now + 10 * CUT_TIMEOUT;
+    cuts.all_reduce(1, &BOTH);
+    assert!(cuts.is_at_mark(0) && cuts.is_at_mark(1));
+    assert_eq!(cuts.place_mark(1, later), Some(1));
+    assert_eq!(cuts.place_mark(1, later), None, "it has placed its mark");
+    cuts.all_reduce(1, &BOTH);
+    assert_eq!(
+        cuts.place_mark(0, later),
+        Some(1),
+        "rank 1 goes on meanwhile"
+    );
     cuts.all_reduce(0, &BOTH);
-    cuts.all_reduce(1, &BOTH);
-    assert!(cuts.is_at_mark(1));
-    assert_eq!(cuts.place_mark(1, now), Some(1));
-    assert_eq!(cuts.place_mark(1, now), None, "it has placed its mark");
-    cuts.all_reduce(1, &BOTH);
-    cuts.ready(0, 1);
-    cuts.ready(1, 1);
+    answer(&mut cuts, 0, 1);
+    answer(&mut cuts, 1, 1);
     assert_eq!(cuts.committed(), Some(1));
 }
 
 #[test]
-fn cut_that_a_session_cannot_reach_is_dropped() {
+fn cut_to_which_a_session_does_not_come_is_dropped() {
     let now = Instant::now();
-    let mut cuts = Cuts::new(3);
-    (0..3).for_each(|rank| cuts.opened(rank, 0));
-    // Rank 1 is behind in one group and has reached the target of the other.
-    cuts.all_reduce(0, &[0, 1]);
-    cuts.all_reduce(1, &[1, 2]);
+    let mut cuts = two(now);
     assert!(cuts.begin_if_due(now, interval));
-    assert_eq!(cuts.place_mark(0, now), Some(1));
-    assert_eq!(cuts.place_mark(1, now), None);
-    cuts.all_reduce(1, &[1, 2]);
-    cuts.all_reduce(1, &[0, 1]);
-    assert_eq!(cuts.place_mark(1, now), None, "the cut is dropped");
-    // So is one to which a session does not come in time.
-    let later = now + interval(Duration::ZERO);
+    assert_eq!(cuts.place_mark(1, now), Some(1));
+    assert_eq!(cuts.place_mark(0, now + CUT_TIMEOUT), None);
+    let later = now + CUT_TIMEOUT;
+    assert!(!cuts.begin_if_due(later, interval), "mark 1 is unanswered");
+    answer(&mut cuts, 1, 1);
     assert!(cuts.begin_if_due(later, interval));
-    assert_eq!(cuts.place_mark(1, later), Some(2));
-    assert_eq!(cuts.place_mark(2, later + CUT_TIMEOUT), None);
-    assert!(cuts.begin_if_due(later + CUT_TIMEOUT, interval));
-    assert_eq!(cuts.place_mark(1, later + CUT_TIMEOUT), Some(3));
+    assert_eq!(cuts.place_mark(0, later), Some(2));
+}
+
+#[test]
+fn interval_follows_the_slowest_mark() {
+    let now = Instant::now();
+    let mut cuts = two(now);
+    assert!(cuts.begin_if_due(now, interval));
+    assert_eq!(
+        (cuts.place_mark(0, now), cuts.place_mark(1, now)),
+        (Some(1), Some(1))
+    );
+    cuts.answered(0, 1, Duration::from_secs(3), true);
+    cuts.answered(1, 1, Duration::from_secs(1), true);
+    cuts.ready(0, 1);
+    cuts.ready(1, 1);
+    assert_eq!(cuts.committed(), Some(1));
+    let before = now + Duration::from_millis(2999);
+    assert!(!cuts.begin_if_due(before, |cost| cost));
+    assert!(cuts.begin_if_due(now + Duration::from_secs(3), |cost| cost));
 }
 
 #[test]
 fn both_parts_of_a_transfer_are_on_the_same_side() {
     let now = Instant::now();
     let mut cuts = two(now);
-    cuts.transfer(0, 1, [1; 16]);
+    cuts.transfer([1; 16]);
     assert!(cuts.begin_if_due(now, interval));
+    assert_eq!(
+        (cuts.place_mark(0, now), cuts.place_mark(1, now)),
+        (None, None)
+    );
+    cuts.transfer([1; 16]);
     assert_eq!(cuts.place_mark(0, now), Some(1));
-    assert_eq!(cuts.place_mark(1, now), None, "its part is missing");
-    cuts.transfer(1, 0, [1; 16]);
     // Rank 0 offers another one after its mark, which rank 1 takes after its own.
-    cuts.transfer(0, 1, [2; 16]);
+    cuts.transfer([2; 16]);
     assert_eq!(cuts.place_mark(1, now), Some(1));
-    cuts.transfer(1, 0, [2; 16]);
-    cuts.ready(0, 1);
-    cuts.ready(1, 1);
-    assert_eq!(cuts.committed(), Some(1));
+    cuts.transfer([2; 16]);
     assert!(cuts.transfers.is_empty());
-
-    // Rank 1 cannot place its mark yet, so it takes before the mark what was offered after one.
-    let later = now + interval(Duration::ZERO);
-    cuts.all_reduce(0, &BOTH);
-    assert!(cuts.begin_if_due(later, interval));
-    assert_eq!(cuts.place_mark(0, later), Some(2));
-    cuts.transfer(0, 1, [3; 16]);
-    assert_eq!(cuts.place_mark(1, later), None);
-    cuts.transfer(1, 0, [3; 16]);
-    cuts.all_reduce(1, &BOTH);
-    assert_eq!(cuts.place_mark(1, later), None, "the cut is dropped");
+    answer(&mut cuts, 0, 1);
+    answer(&mut cuts, 1, 1);
+    assert_eq!(cuts.committed(), Some(1));
 }
 
 #[test]
@@ -169,9 +184,9 @@ fn refused_mark_drops_the_cut_and_a_lapsed_journal_also_the_committed_one() {
     assert_eq!(commit(&mut cuts, now), 1);
     let later = now + interval(Duration::ZERO);
     assert!(cuts.begin_if_due(later, interval));
-    cuts.refused(1);
+    cuts.answered(0, 1, Duration::ZERO, false);
     assert_eq!(cuts.place_mark(0, later), Some(2), "cut 1 is over");
-    cuts.refused(2);
+    cuts.answered(0, 2, Duration::ZERO, false);
     assert_eq!(
         (cuts.place_mark(1, later), cuts.committed()),
         (None, Some(1))
@@ -228,8 +243,8 @@ struct World {
     cuts: Cuts,
     now: Instant,
     recorded: Vec<Vec<Recorded>>,
-    /// Transfers of which the second part is missing: its session, the other one, and the capability.
-    half: Vec<(u32, u32, u64)>,
+    /// Transfers of which the second part is missing: its session, and the number.
+    half: Vec<(u32, u64)>,
     transfers: u64,
     epoch: u64,
     /// The epoch that each session is in.
@@ -266,11 +281,11 @@ impl World {
         }
     }
 
-    fn transfer(&mut self, rank: u32, other: u32, number: u64) {
+    fn transfer(&mut self, rank: u32, number: u64) {
         self.mark(rank);
         let mut capability = [0; 16];
         capability[..8].copy_from_slice(&number.to_le_bytes());
-        self.cuts.transfer(rank, other, capability);
+        self.cuts.transfer(capability);
         self.record(rank, Recorded::Transfer(number));
     }
 
@@ -284,12 +299,12 @@ impl World {
             Action::AllReduce(..) => {}
             Action::Offer(from, to) => {
                 self.transfers += 1;
-                self.transfer(from, to, self.transfers);
-                self.half.push((to, from, self.transfers));
+                self.transfer(from, self.transfers);
+                self.half.push((to, self.transfers));
             }
             Action::Take(at) if !self.half.is_empty() => {
-                let (rank, other, number) = self.half.swap_remove(at % self.half.len());
-                self.transfer(rank, other, number);
+                let (rank, number) = self.half.swap_remove(at % self.half.len());
+                self.transfer(rank, number);
             }
             Action::Take(_) => {}
             Action::Encode(rank) => {
@@ -303,7 +318,7 @@ impl World {
                     _ => None,
                 });
                 if let Some(number) = last.take(1).next() {
-                    self.cuts.ready(rank, number);
+                    answer(&mut self.cuts, rank, number);
                 }
             }
             Action::Die => (self.epoch, self.restored) = (self.epoch + 1, None),

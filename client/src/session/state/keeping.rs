@@ -56,6 +56,12 @@ impl State {
     /// Records the mark of this session for the present cut, if it belongs after all recorded items.
     fn record_cut_mark(&mut self, member: &CohortMember, now: Instant) {
         let number = member.cuts().place_mark(member.lease_rank, now);
+        self.record_placed_mark(number, now);
+    }
+
+    /// Records the mark with the number that [`Cuts::place_mark`](crate::cohort::Cuts::place_mark) has
+    /// returned.
+    fn record_placed_mark(&mut self, number: Option<u64>, now: Instant) {
         if let Some(number) = number {
             self.commit_cut();
             self.record_mark(number, now);
@@ -75,23 +81,24 @@ impl State {
     /// Must be called before an all-reduce of `group` is recorded.
     pub(in super::super) fn before_all_reduce(&mut self, group: &[u32], now: Instant) {
         if let Some(member) = self.cohort_member.clone() {
-            self.record_cut_mark(&member, now);
-            member.cuts().all_reduce(member.lease_rank, group);
+            let rank = member.lease_rank;
+            // Under one lock, so that no other session places the first mark in between.
+            let mut cuts = member.cuts();
+            let number = cuts.place_mark(rank, now);
+            cuts.all_reduce(rank, group);
+            drop(cuts);
+            self.record_placed_mark(number, now);
         }
     }
 
-    /// Must be called before this session's part of a transfer from or to the session with lease
-    /// rank `other` is recorded.
-    pub(in super::super) fn before_transfer(
-        &mut self,
-        other: u32,
-        capability: Capability,
-        now: Instant,
-    ) {
+    /// Must be called before this session's part of a transfer is recorded.
+    pub(in super::super) fn before_transfer(&mut self, capability: Capability, now: Instant) {
         if let Some(member) = self.cohort_member.clone() {
-            self.record_cut_mark(&member, now);
             let mut cuts = member.cuts();
-            cuts.transfer(member.lease_rank, other, capability);
+            let number = cuts.place_mark(member.lease_rank, now);
+            cuts.transfer(capability);
+            drop(cuts);
+            self.record_placed_mark(number, now);
         }
     }
 
@@ -108,6 +115,8 @@ impl State {
         if is_mark {
             self.journal.placed(self.ops.outbox().end());
         }
+        // What another session has committed meanwhile does not count.
+        self.commit_cut();
         if self.journal.lapses(self.journal_bytes()) {
             self.keep_nothing();
             if let Some(member) = &self.cohort_member {
@@ -206,11 +215,9 @@ impl State {
 
     pub(super) fn on_marked(&mut self, marked: Marked) {
         if let Some(member) = &self.cohort_member {
-            let mut cuts = member.cuts();
-            cuts.cost(marked.mark, Duration::from_micros(marked.cost_us));
-            if !marked.error.is_empty() {
-                cuts.refused(marked.mark);
-            }
+            let cost = Duration::from_micros(marked.cost_us);
+            let (rank, is_kept) = (member.lease_rank, marked.error.is_empty());
+            member.cuts().answered(rank, marked.mark, cost, is_kept);
         }
         if let Some(reason) = self.journal.on_marked(marked)
             && !std::mem::replace(&mut self.has_warned, true)
