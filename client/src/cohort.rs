@@ -1,16 +1,16 @@
 //! The state that the sessions of one lease share: which ranks lag behind in a collective,
-//! so that the others wait for them, when they place marks ([`cuts`]), and why the lease has
-//! ended.
+//! so that the others wait for them ([`ahead`]), when they place marks ([`cuts`]), and why the
+//! lease has ended.
 //!
 //! A collective proceeds once the ops of all its ranks are on the wire. But Burn's
 //! remote client buffers ops, and a rank whose thread has ended would never send
 //! its last ones. So while a rank has not reached an all-reduce that another rank of
 //! its group has reached, the ops of the lagging rank are flushed again and again.
 
+mod ahead;
 mod cuts;
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -39,11 +39,6 @@ pub(crate) const LEASE_DROPPED: &str = "the lease was dropped";
 pub(crate) struct Cohort {
     /// Chosen at random.
     pub(crate) id: u64,
-    /// Number of sessions.
-    size: usize,
-    /// For each group, by its lease ranks in ascending order: how many all-reduces each rank
-    /// is ahead of the slowest. Groups whose ranks are level have no entry.
-    ahead: Mutex<HashMap<Vec<u32>, Vec<u64>>>,
     imbalance: Notify,
     cuts: Mutex<Cuts>,
     /// Wake the drivers of the sessions.
@@ -63,14 +58,13 @@ pub(crate) struct CohortMember {
 impl CohortMember {
     /// Returns whether the cohort has other sessions.
     pub(crate) fn has_others(&self) -> bool {
-        self.cohort.size > 1
+        self.cuts().ranks() > 1
     }
 
     /// Locks the cuts of the cohort. The caller may have locked its own session, and must lock
     /// nothing else meanwhile.
     pub(crate) fn cuts(&self) -> MutexGuard<'_, Cuts> {
-        let cuts = self.cohort.cuts.lock();
-        cuts.unwrap_or_else(PoisonError::into_inner)
+        self.cohort.cuts()
     }
 }
 
@@ -79,7 +73,6 @@ impl Cohort {
     pub(crate) fn new(id: u64, size: usize) -> Arc<Self> {
         Arc::new(Self {
             id,
-            size,
             cuts: Mutex::new(Cuts::new(size)),
             ..Self::default()
         })
@@ -99,25 +92,9 @@ impl Cohort {
         self.wakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the session with `lease_rank` has reached an all-reduce of `group`, which
-    /// has lease ranks in ascending order. Does nothing if `lease_rank` is not among them.
-    pub(crate) fn record_all_reduce(&self, group: &[u32], lease_rank: u32) {
-        let Ok(rank) = group.binary_search(&lease_rank) else {
-            return;
-        };
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = ahead
-            .entry(group.to_vec())
-            .or_insert_with(|| vec![0; group.len()]);
-        counts[rank] += 1;
-        if counts.iter().all(|count| *count > 0) {
-            counts.iter_mut().for_each(|count| *count -= 1);
-        }
-        if counts.iter().all(|count| *count == 0) {
-            ahead.remove(group);
-        } else {
-            self.imbalance.notify_one();
-        }
+    /// Has the ops of ranks flushed that lag behind in an all-reduce.
+    pub(crate) fn flush_lagging(&self) {
+        self.imbalance.notify_one();
     }
 
     /// Records why the lease can no longer be used. The first reason stays.
@@ -144,16 +121,13 @@ impl Cohort {
         }
     }
 
+    fn cuts(&self) -> MutexGuard<'_, Cuts> {
+        self.cuts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the lease ranks of the sessions for which others wait.
     fn lagging_ranks(&self) -> Vec<u32> {
-        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let members = ahead
-            .iter()
-            .flat_map(|(group, counts)| group.iter().zip(counts));
-        let mut behind: Vec<u32> = members.filter(|(_, c)| **c == 0).map(|(p, _)| *p).collect();
-        behind.sort_unstable();
-        behind.dedup();
-        behind
+        self.cuts().lagging_ranks()
     }
 }
 
@@ -204,23 +178,5 @@ mod tests {
         }
         let dropped = Cohort::new(2, 1).ended();
         assert_eq!(block_on(dropped, None).as_deref(), Some(LEASE_DROPPED));
-    }
-
-    #[test]
-    fn lagging_ranks_are_those_with_fewer_all_reduces() {
-        let cohort = Cohort::default();
-        let both = [1, 4];
-        assert!(cohort.lagging_ranks().is_empty());
-        cohort.record_all_reduce(&both, 4);
-        cohort.record_all_reduce(&both, 4);
-        assert_eq!(cohort.lagging_ranks(), [1]);
-        cohort.record_all_reduce(&[0, 4], 0);
-        assert_eq!(cohort.lagging_ranks(), [1, 4]);
-        cohort.record_all_reduce(&both, 1);
-        cohort.record_all_reduce(&[0, 4], 4);
-        assert_eq!(cohort.lagging_ranks(), [1]);
-        cohort.record_all_reduce(&both, 1);
-        assert!(cohort.lagging_ranks().is_empty());
-        assert!(cohort.ahead.lock().unwrap().is_empty());
     }
 }

@@ -148,33 +148,27 @@ impl Session {
             // An `Init` follows an upload, which has made the tensor already.
             return;
         }
-        let mut state = self.lock();
-        if state.end.is_none() {
-            let must_wake = state.record_op(op);
-            self.recorded(state, must_wake);
-        }
+        self.record_in(self.lock(), |state| state.record_op(op));
     }
 
     /// Records an all-reduce of `group`, whose lease ranks are ascending, as
     /// [`record`](Self::record) does.
     pub(crate) fn record_all_reduce(&self, op: AllReduceOpIr, group: &[u32]) {
+        let op = OperationIr::Distributed(DistributedOperationIr::AllReduce(op));
         let mut state = self.lock();
-        if state.end.is_none() {
-            state.before_all_reduce(group, Instant::now());
-            let op = DistributedOperationIr::AllReduce(op);
-            let must_wake = state.record_op(OperationIr::Distributed(op));
-            self.recorded(state, must_wake);
-        } else {
-            drop(state);
-        }
-        let CohortMember { cohort, lease_rank } = &self.cohort_member;
-        cohort.record_all_reduce(group, *lease_rank);
+        state.before_all_reduce(group, Instant::now());
+        self.record_in(state, |state| state.record_op(op));
     }
 
     fn record_item(&self, item: Item, urgent: bool) {
-        let mut state = self.lock();
+        self.record_in(self.lock(), |state| state.record(item, urgent));
+    }
+
+    /// Calls `record`, which returns whether the driver must be woken, unless the session has ended.
+    /// Then blocks while the session is [full](State::is_full).
+    fn record_in(&self, mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State) -> bool) {
         if state.end.is_none() {
-            let must_wake = state.record(item, urgent);
+            let must_wake = record(&mut state);
             self.recorded(state, must_wake);
         }
     }
@@ -267,12 +261,10 @@ impl Session {
 
     /// Records this session's part of a transfer.
     fn record_transfer(&self, capability: &Capability, item: Item) {
-        let mut state = self.lock();
-        if state.end.is_none() {
+        self.record_in(self.lock(), |state| {
             state.before_transfer(*capability, Instant::now());
-            let must_wake = state.record(item, true);
-            self.recorded(state, must_wake);
-        }
+            state.record(item, true)
+        });
     }
 
     /// Seeds the session's random ops.

@@ -19,10 +19,11 @@
 //! Pure state: time is an argument. A session calls this under its own lock.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     time::{Duration, Instant},
 };
 
+use super::ahead::Ahead;
 use crate::session::Capability;
 
 /// A cut is dropped if not all sessions have placed their marks within this time after the first one:
@@ -34,9 +35,8 @@ const CUT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Cuts {
     /// By lease rank.
     ranks: Vec<Rank>,
-    /// By the lease ranks of a group, ascending: the number of all-reduces that each rank of the
-    /// group has reached.
-    reached: HashMap<Vec<u32>, Vec<u64>>,
+    /// The all-reduces that the sessions have recorded.
+    ahead: Ahead,
     /// The transfers of which one session has recorded its part, and the other has not.
     transfers: HashSet<Capability>,
     cut: Option<Cut>,
@@ -55,8 +55,8 @@ struct Rank {
     /// The epoch of the process that the session is in; `None` if it is in none yet that takes
     /// snapshots.
     epoch: Option<u64>,
-    /// Whether the session has asked a process to open it, and has no answer. The process may have
-    /// restored it from the committed cut.
+    /// Whether the session has sent a process the request to open it, and has no reply. The process
+    /// may have restored the session from the committed cut.
     is_opening: bool,
     /// The last mark of the session, until its worker has replied to it. The worker keeps one
     /// snapshot of a session at a time.
@@ -101,7 +101,7 @@ impl Cuts {
         }
     }
 
-    /// Records that a session asks a process to open it. Nothing is committed until
+    /// Records that a session sends a process the request to open it. Nothing is committed until
     /// [`opened`](Self::opened): otherwise this session could go on from the cut that is committed
     /// now, and another one from a later cut.
     pub(crate) fn opening(&mut self, rank: u32) {
@@ -110,27 +110,30 @@ impl Cuts {
         }
     }
 
-    /// Records that a session is in a process of this epoch, which takes snapshots. In another
-    /// process than before it has gone on from the committed cut.
+    /// Records that a session is in a process of this epoch, which takes snapshots. If that is another
+    /// process than before, it has restored the session from the committed cut.
     pub(crate) fn opened(&mut self, rank: u32, epoch: u64) {
         let Some(known) = self.ranks.get_mut(rank as usize) else {
             return;
         };
         known.is_opening = false;
         let before = known.epoch.replace(epoch);
-        let is_replaced = before.is_some_and(|before| before != epoch);
-        if is_replaced {
+        if before.is_some_and(|before| before != epoch) {
             known.unanswered = None;
-        }
-        if is_replaced
-            && let Some(cut) = &mut self.cut
-            && let Some(progress) = cut.progress.get_mut(rank as usize)
-            && *progress == Progress::Ready
-        {
-            // The mark is in the session's journal, so the new process answers it again.
-            *progress = Progress::Marked;
+            if let Some(cut) = &mut self.cut
+                && let Some(progress) = cut.progress.get_mut(rank as usize)
+                && *progress == Progress::Ready
+            {
+                // The mark is in the session's journal, so the new process answers it again.
+                *progress = Progress::Marked;
+            }
         }
         self.try_commit();
+    }
+
+    /// Returns the number of sessions.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.len()
     }
 
     /// Returns whether all sessions are in the same process.
@@ -186,14 +189,14 @@ impl Cuts {
         let Some(cut) = self.cut.as_ref().filter(|cut| !cut.is_marked(rank)) else {
             return false;
         };
-        // A session that has not placed its mark has recorded no all-reduce and no transfer since.
+        // Before an all-reduce or a transfer, each session places its mark. So as long as a session has
+        // not, it is where it was when the sessions were level.
         cut.first_at.is_some() || self.are_level()
     }
 
     /// Returns whether no all-reduce and no transfer is recorded by some of its sessions only.
     fn are_level(&self) -> bool {
-        let are_equal = |reached: &Vec<u64>| reached.windows(2).all(|pair| pair[0] == pair[1]);
-        self.transfers.is_empty() && self.reached.values().all(are_equal)
+        self.transfers.is_empty() && self.ahead.are_level()
     }
 
     /// Returns the number of the cut for which a session must place a mark after all that it has
@@ -211,18 +214,15 @@ impl Cuts {
     }
 
     /// Records that a session records an all-reduce of `group`, whose lease ranks are ascending.
-    /// [`place_mark`](Self::place_mark) must have been called before.
-    pub(crate) fn all_reduce(&mut self, rank: u32, group: &[u32]) {
-        let Ok(at) = group.binary_search(&rank) else {
-            return;
-        };
-        if !self.reached.contains_key(group) {
-            self.reached.insert(group.to_vec(), vec![0; group.len()]);
-        }
-        let Some(reached) = self.reached.get_mut(group) else {
-            return;
-        };
-        reached[at] += 1;
+    /// [`place_mark`](Self::place_mark) must have been called before. Returns whether a rank of the
+    /// group lags behind another one.
+    pub(crate) fn all_reduce(&mut self, rank: u32, group: &[u32]) -> bool {
+        self.ahead.record(group, rank)
+    }
+
+    /// Returns the lease ranks of the sessions for which others wait.
+    pub(super) fn lagging_ranks(&self) -> Vec<u32> {
+        self.ahead.lagging_ranks()
     }
 
     /// Records that a session records its part of a transfer: it offers a tensor to another one, or
@@ -269,8 +269,8 @@ impl Cuts {
         (self.cut, self.committed) = (None, None);
     }
 
-    /// Commits the cut if all sessions are ready. While they are in different processes, some have gone
-    /// on from the cut that is committed now, and the others will.
+    /// Commits the cut if all sessions are ready and in the same process. If they are not, some were
+    /// restored from the cut that is committed now, and the others must be restored from it, too.
     fn try_commit(&mut self) {
         let is_ready = |progress: &Progress| *progress == Progress::Ready;
         if let Some(cut) = &self.cut

@@ -19,11 +19,17 @@ fn two(now: Instant) -> Cuts {
     cuts
 }
 
-/// Commits a cut at which both sessions are at once.
-fn commit(cuts: &mut Cuts, now: Instant) -> u64 {
+/// Begins a cut at which both sessions are at once, and has them place their marks. Returns its number.
+fn place_both(cuts: &mut Cuts, now: Instant) -> u64 {
     assert!(cuts.begin_if_due(now, interval));
     let number = cuts.place_mark(0, now).unwrap();
     assert_eq!(cuts.place_mark(1, now), Some(number));
+    number
+}
+
+/// Commits a cut at which both sessions are at once.
+fn commit(cuts: &mut Cuts, now: Instant) -> u64 {
+    let number = place_both(cuts, now);
     answer(cuts, 0, number);
     assert_ne!(cuts.committed(), Some(number));
     answer(cuts, 1, number);
@@ -92,11 +98,7 @@ fn cut_to_which_a_session_does_not_come_is_dropped() {
 fn interval_follows_the_slowest_mark() {
     let now = Instant::now();
     let mut cuts = two(now);
-    assert!(cuts.begin_if_due(now, interval));
-    assert_eq!(
-        (cuts.place_mark(0, now), cuts.place_mark(1, now)),
-        (Some(1), Some(1))
-    );
+    assert_eq!(place_both(&mut cuts, now), 1);
     cuts.answered(0, 1, Duration::from_secs(3), true);
     cuts.answered(1, 1, Duration::from_secs(1), true);
     cuts.ready(0, 1);
@@ -135,11 +137,7 @@ fn nothing_is_committed_while_a_session_may_be_in_another_process() {
     let mut cuts = two(now);
     assert_eq!(commit(&mut cuts, now), 1);
     let later = now + interval(Duration::ZERO);
-    assert!(cuts.begin_if_due(later, interval));
-    assert_eq!(
-        (cuts.place_mark(0, later), cuts.place_mark(1, later)),
-        (Some(2), Some(2))
-    );
+    assert_eq!(place_both(&mut cuts, later), 2);
     cuts.ready(1, 2);
     // The process dies. Rank 1 asks the next one to go on from cut 1, and then rank 0 receives what
     // the old process had sent.
@@ -164,11 +162,7 @@ fn nothing_is_committed_while_a_session_may_be_in_another_process() {
 fn cut_is_committed_when_the_last_session_is_connected_again() {
     let now = Instant::now();
     let mut cuts = two(now);
-    assert!(cuts.begin_if_due(now, interval));
-    assert_eq!(
-        (cuts.place_mark(0, now), cuts.place_mark(1, now)),
-        (Some(1), Some(1))
-    );
+    assert_eq!(place_both(&mut cuts, now), 1);
     cuts.opening(0);
     cuts.ready(0, 1);
     cuts.ready(1, 1);

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::{State, Track};
 use crate::{
-    cohort::CohortMember,
+    cohort::{CohortMember, Cuts},
     session::{
         Capability,
         journal::{Commit, interval},
@@ -34,34 +34,35 @@ impl State {
             return;
         }
         let bytes = self.journal_bytes();
-        match self.cohort_member.clone() {
-            None => {
-                if let Some(number) = self.journal.due(now, bytes) {
-                    self.record_mark(number, now);
-                }
+        let Some(member) = &self.cohort_member else {
+            if let Some(number) = self.journal.due(now, bytes) {
+                self.record_mark(number, now);
             }
-            Some(member) => {
-                self.commit_cut();
-                let has_begun = member
-                    .cuts()
-                    .begin_if_due(now, |cost| interval(cost, bytes));
-                if has_begun {
-                    member.cohort.wake_all();
-                }
-                self.record_cut_mark(&member, now);
-            }
+            return;
+        };
+        let has_begun = member
+            .cuts()
+            .begin_if_due(now, |cost| interval(cost, bytes));
+        if has_begun {
+            member.cohort.wake_all();
         }
+        self.record_cut_mark(now, |_, _| {});
     }
 
     /// Records the mark of this session for the present cut, if it belongs after all recorded items.
-    fn record_cut_mark(&mut self, member: &CohortMember, now: Instant) {
-        let number = member.cuts().place_mark(member.lease_rank, now);
-        self.record_placed_mark(number, now);
-    }
-
-    /// Records the mark with the number that [`Cuts::place_mark`](crate::cohort::Cuts::place_mark) has
-    /// returned.
-    fn record_placed_mark(&mut self, number: Option<u64>, now: Instant) {
+    /// Calls `count` under the same lock, for what is recorded next: no other session can place the
+    /// first mark of a cut in between.
+    fn record_cut_mark(&mut self, now: Instant, count: impl FnOnce(&mut Cuts, &CohortMember)) {
+        let Some(member) = &self.cohort_member else {
+            return;
+        };
+        let mut cuts = member.cuts();
+        let number = match self.end {
+            None => cuts.place_mark(member.lease_rank, now),
+            Some(_) => None,
+        };
+        count(&mut cuts, member);
+        drop(cuts);
         if let Some(number) = number {
             self.commit_cut();
             self.record_mark(number, now);
@@ -78,28 +79,19 @@ impl State {
         self.op_buffer.push(Item::Mark(mark));
     }
 
-    /// Must be called before an all-reduce of `group` is recorded.
+    /// Must be called before an all-reduce of `group` is recorded, or left out because the session has
+    /// ended.
     pub(in super::super) fn before_all_reduce(&mut self, group: &[u32], now: Instant) {
-        if let Some(member) = self.cohort_member.clone() {
-            let rank = member.lease_rank;
-            // Under one lock, so that no other session places the first mark in between.
-            let mut cuts = member.cuts();
-            let number = cuts.place_mark(rank, now);
-            cuts.all_reduce(rank, group);
-            drop(cuts);
-            self.record_placed_mark(number, now);
-        }
+        self.record_cut_mark(now, |cuts, member| {
+            if cuts.all_reduce(member.lease_rank, group) {
+                member.cohort.flush_lagging();
+            }
+        });
     }
 
     /// Must be called before this session's part of a transfer is recorded.
     pub(in super::super) fn before_transfer(&mut self, capability: Capability, now: Instant) {
-        if let Some(member) = self.cohort_member.clone() {
-            let mut cuts = member.cuts();
-            let number = cuts.place_mark(member.lease_rank, now);
-            cuts.transfer(capability);
-            drop(cuts);
-            self.record_placed_mark(number, now);
-        }
+        self.record_cut_mark(now, |cuts, _| cuts.transfer(capability));
     }
 
     /// Returns whether the session must place a mark after all that is recorded.
@@ -115,7 +107,7 @@ impl State {
         if is_mark {
             self.journal.placed(self.ops.outbox().end());
         }
-        // What another session has committed meanwhile does not count.
+        // The bytes before a cut that another session has committed need not be kept.
         self.commit_cut();
         if self.journal.lapses(self.journal_bytes()) {
             self.keep_nothing();
