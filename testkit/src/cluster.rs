@@ -226,6 +226,18 @@ impl Drop for Process {
 }
 
 impl Cluster {
+    /// Returns the logs of the scheduler and of all workers.
+    pub fn logs(&self) -> String {
+        let processes = self.scheduler.iter().chain(&self.workers);
+        processes.map(Process::log).collect()
+    }
+
+    /// Returns the index of the worker that runs the only lease, if one does.
+    pub fn worker_of_lease(&self) -> Option<usize> {
+        let runs = |worker: &Process| !worker.processes_of_leases().is_empty();
+        self.workers.iter().position(runs)
+    }
+
     /// Starts a scheduler and one worker for each device list, and waits until all workers
     /// have registered.
     ///
@@ -383,12 +395,7 @@ impl Cluster {
         let until = Instant::now() + START_DEADLINE;
         while !holds() {
             if Instant::now() > until {
-                let logs: String = self
-                    .scheduler
-                    .iter()
-                    .chain(&self.workers)
-                    .map(Process::log)
-                    .collect();
+                let logs = self.logs();
                 panic!("waited too long for {what}; the logs:\n{logs}");
             }
             std::thread::sleep(Duration::from_millis(50));

@@ -181,6 +181,21 @@ pub fn signal_process(id: u32, signal: &str) -> bool {
     sent.is_ok_and(|status| status.success())
 }
 
+/// Returns the size of each snapshot that the process with this id has in memory.
+pub fn snapshots_bytes(id: u32) -> Vec<u64> {
+    let size = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
+    snapshot_paths(id).filter_map(|path| size(&path)).collect()
+}
+
+fn snapshot_paths(id: u32) -> impl Iterator<Item = PathBuf> {
+    let fds = fs::read_dir(format!("/proc/{id}/fd"));
+    let paths = fds.into_iter().flatten().flatten().map(|fd| fd.path());
+    paths.filter(|path| {
+        let target = fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().contains("tensord-snapshot")
+    })
+}
+
 impl Process {
     /// Returns the ids of the processes that run leases, and of those that wait for one.
     pub fn children(&self) -> Vec<u32> {
@@ -194,26 +209,14 @@ impl Process {
 
     /// Returns the size of each snapshot that this process has in memory.
     pub fn snapshots_bytes(&self) -> Vec<u64> {
-        let size = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
-        self.snapshot_paths()
-            .filter_map(|path| size(&path))
-            .collect()
+        snapshots_bytes(self.id())
     }
 
     /// Returns the content of each snapshot that this process has in memory.
     pub fn snapshots(&self) -> Vec<Vec<u8>> {
-        self.snapshot_paths()
+        snapshot_paths(self.id())
             .filter_map(|path| fs::read(path).ok())
             .collect()
-    }
-
-    fn snapshot_paths(&self) -> impl Iterator<Item = PathBuf> {
-        let fds = fs::read_dir(format!("/proc/{}/fd", self.id()));
-        let paths = fds.into_iter().flatten().flatten().map(|fd| fd.path());
-        paths.filter(|path| {
-            let target = fs::read_link(path).unwrap_or_default();
-            target.to_string_lossy().contains("tensord-snapshot")
-        })
     }
 
     /// Waits until exactly one process runs a lease, and returns its id; processes of earlier

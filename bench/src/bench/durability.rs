@@ -8,8 +8,6 @@
 //! between two losses is measured.
 
 use std::{
-    fs,
-    path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -21,7 +19,7 @@ use serde_json::{Map, Value, json};
 use tensord_client::{Durability, Lease, LeaseRequest, Pool, PoolUrl};
 use tensord_testkit::{
     cluster::{Cluster, Process},
-    resource_usage::{is_running, processes_of_leases, signal_process},
+    resource_usage::{is_running, processes_of_leases, signal_process, snapshots_bytes},
 };
 use tensord_transport::TransportChoice;
 
@@ -240,11 +238,9 @@ fn training_with_snapshot(
     let mut training = Training::start(url, state_mib, Durability::Auto)?;
     let begun = Instant::now();
     let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
-    let are_kept = || {
-        workers
-            .iter()
-            .all(|id| largest_snapshot(*id) >= state_mib << 20)
-    };
+    let is_whole = |bytes: &u64| *bytes >= state_mib << 20;
+    let has_one = |id: &u32| snapshots_bytes(*id).iter().any(is_whole);
+    let are_kept = || workers.iter().all(has_one);
     while begun.elapsed() < before || !are_kept() {
         if begun.elapsed() > SNAPSHOT_DEADLINE {
             bail!("the workers {workers:?} have no snapshot after {SNAPSHOT_DEADLINE:?}");
@@ -252,21 +248,6 @@ fn training_with_snapshot(
         training.run(STEPS_PER_READ)?;
     }
     Ok(training)
-}
-
-/// Returns the size in bytes of the largest snapshot that a process has in memory, or 0.
-fn largest_snapshot(id: u32) -> u64 {
-    let entries = fs::read_dir(format!("/proc/{id}/fd"));
-    let paths = entries.into_iter().flatten().flatten().map(|fd| fd.path());
-    let is_snapshot = |path: &PathBuf| {
-        let target = fs::read_link(path).unwrap_or_default();
-        target.to_string_lossy().contains("tensord-snapshot")
-    };
-    let sizes = paths.filter(is_snapshot).map(|path| {
-        let metadata = fs::metadata(path);
-        metadata.map_or(0, |metadata| metadata.len())
-    });
-    sizes.max().unwrap_or(0)
 }
 
 /// Trains, stops the worker, and returns the longest time between two losses until the worker has

@@ -109,12 +109,10 @@ fn mlp_trains_on_when_its_worker_is_killed() {
     let expected = undisturbed::<Mlp>(EPOCHS);
     let cluster = Arc::new(Mutex::new(Cluster::start(&["flex*2", "flex*2"])));
     let (records, killed) = train::<Mlp>(&cluster, EPOCHS, |cluster| {
-        let runs = |worker: &&Process| !worker.processes_of_leases().is_empty();
-        let running = cluster.workers.iter().position(|worker| runs(&worker));
-        let Some(running) = running else {
-            // The lease is between two workers.
-            return;
-        };
+        cluster.wait("a worker to run the lease", || {
+            cluster.worker_of_lease().is_some()
+        });
+        let running = cluster.worker_of_lease().unwrap();
         let others = || {
             let others = (0..).zip(&cluster.workers).filter(|(at, _)| *at != running);
             others.flat_map(|(_, worker)| worker.snapshots_bytes())
@@ -125,11 +123,7 @@ fn mlp_trains_on_when_its_worker_is_killed() {
         cluster.workers[running].kill();
         cluster.add_worker("flex*2");
     });
-    let logs: String = {
-        let cluster = cluster.lock().unwrap();
-        let processes = cluster.scheduler.iter().chain(&cluster.workers);
-        processes.map(|process| process.log()).collect()
-    };
+    let logs = cluster.lock().unwrap().logs();
     assert_same(&records, &expected, &logs);
     assert!(killed >= 2, "{killed} kills");
 }

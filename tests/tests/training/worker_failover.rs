@@ -31,13 +31,6 @@ fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
     (LeaseRequest::devices(1).on_event(callback), events)
 }
 
-/// Returns the worker that runs the only lease.
-fn worker_of_lease(cluster: &Cluster) -> usize {
-    let runs = |at: &usize| !cluster.workers[*at].processes_of_leases().is_empty();
-    let mut running = (0..cluster.workers.len()).filter(runs);
-    running.next().expect("a worker runs the lease")
-}
-
 /// Waits until another worker than `source` has a snapshot, whole.
 fn wait_for_copy(cluster: &Cluster, source: usize) {
     cluster.wait("a snapshot at another worker", || {
@@ -50,11 +43,6 @@ fn wait_for_copy(cluster: &Cluster, source: usize) {
     });
 }
 
-fn logs(cluster: &Cluster) -> String {
-    let processes = cluster.scheduler.iter().chain(&cluster.workers);
-    processes.map(|process| process.log()).collect()
-}
-
 /// Trains a model while the worker of its lease is killed before some steps, and another worker is
 /// started each time. The losses are those of an undisturbed training.
 fn check<M: Classifier>(kills: &[usize], steps: usize) {
@@ -63,13 +51,13 @@ fn check<M: Classifier>(kills: &[usize], steps: usize) {
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let ours = losses::<M>(&lease.devices()[0], steps, |step| {
         if kills.contains(&step) {
-            let source = worker_of_lease(&cluster);
+            let source = cluster.worker_of_lease().unwrap();
             wait_for_copy(&cluster, source);
             cluster.workers[source].kill();
             cluster.add_worker("flex");
         }
     });
-    assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     assert_eq!(lease.ended(), None);
 }
 
@@ -101,15 +89,15 @@ fn rolling_restart_disturbs_no_training() {
     let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 30, |step| {
         if [4, 8, 20].contains(&step) {
-            let source = worker_of_lease(&cluster);
+            let source = cluster.worker_of_lease().unwrap();
             assert_eq!(lease.descriptions()[0].worker, format!("worker-{source}"));
             cluster.add_worker_with("flex", &drain);
             cluster.workers[source].signal("TERM");
             let code = cluster.workers[source].exit_code(EXIT_DEADLINE);
-            assert_eq!(code, Some(0), "{}", logs(&cluster));
+            assert_eq!(code, Some(0), "{}", cluster.logs());
         }
     });
-    assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     assert_eq!(lease.ended(), None);
     drop(lease);
     let events: Vec<_> = events.iter().collect();
@@ -174,7 +162,7 @@ fn training_goes_on_while_administrators_move_it() {
             assert_eq!(text, format!("worker {worker} gets leases again\n"));
         }
     });
-    assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     assert_eq!(listed_lease(&cluster)["moves"], 2);
 }
 
@@ -185,7 +173,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     let pool = cluster.pool();
     let (request, events) = request_with_events();
     let lease = pool.lease(request).unwrap();
-    let source = worker_of_lease(&cluster);
+    let source = cluster.worker_of_lease().unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
         if step == 5 {
             let request = LeaseRequest::devices(1).durable(Durability::Off);
@@ -198,7 +186,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
             });
         }
     });
-    assert_eq!(ours, Ok(undisturbed), "{}", logs(&cluster));
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     drop(lease);
     let events: Vec<_> = events.iter().collect();
     let [
@@ -223,7 +211,7 @@ fn lease_that_is_not_durable_ends_with_its_worker() {
     let lease = cluster.pool().lease(request).unwrap();
     let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
     assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
-    let source = worker_of_lease(&cluster);
+    let source = cluster.worker_of_lease().unwrap();
     cluster.workers[source].kill();
     let error = ones.sum().try_into_data().unwrap_err().to_string();
     assert!(error.contains("lost"), "{error}");
