@@ -39,8 +39,8 @@ pub(crate) struct Requirement {
 }
 
 impl Requirement {
-    /// Returns what is needed to take the place of `devices`, or `None` if their results do not
-    /// always have the same bits, or they differ in what these depend on.
+    /// Returns what is needed to take the place of `devices`, or `None` if one of them does not give
+    /// the same bits each time, or they have different fingerprints.
     pub(crate) fn of<'a>(mut devices: impl Iterator<Item = &'a DeviceSpec>) -> Option<Self> {
         let first = devices.next()?;
         let mut requirement = Self {
@@ -65,7 +65,7 @@ impl Requirement {
         device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.largest_bytes
     }
 
-    /// Returns whether a device can be the one that the lease had, of a worker that is back.
+    /// Returns whether the lease can go on where it was, on this device of a worker that is back.
     pub(crate) fn accepts_back(&self, device: &DeviceSpec) -> bool {
         device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.smallest_bytes
     }

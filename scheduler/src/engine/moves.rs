@@ -1,6 +1,6 @@
 //! The moves of durable leases to their keepers.
 //!
-//! While the worker of a durable lease is lost, the lease waits for a device of its keeper, or for
+//! While the worker of a durable lease is lost, the lease waits for free devices of its keeper, or for
 //! its worker to come back, until a deadline. A lease also moves if its worker is about to stop,
 //! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
 //! its client is attached, as nobody else could open its sessions again.

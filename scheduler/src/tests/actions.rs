@@ -280,12 +280,8 @@ impl World {
 
     /// Reports whether a lease could go on from snapshots, perhaps another client's.
     pub(super) fn report_restorable(&mut self, i: usize, nth: usize, is_restorable: bool) {
-        let all = self.clients.iter().flat_map(|client| client.tokens.keys());
-        let all: Vec<_> = all.copied().collect();
-        let lease = all.get(nth % all.len().max(1)).copied();
-        let lease = lease.unwrap_or(LeaseId(0));
         let event = ClientEvent::Restorable {
-            lease,
+            lease: self.lease_of_any_client(nth),
             is_restorable,
         };
         self.send_client(i, event);

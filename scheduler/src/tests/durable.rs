@@ -4,11 +4,16 @@ use super::*;
 
 /// Requests an exact device for a durable lease, whose id is ten times that of the request.
 pub(super) fn request_durable(id: u64, request: u64) -> Event {
+    request_durable_of(1, id, request)
+}
+
+/// As [`request_durable`], for a lease of several devices.
+pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
     request_for(
         id,
         request,
         Demand {
-            devices: 1,
+            devices,
             kind: Some("flex".into()),
             memory_bytes: 0,
             is_durable: true,
@@ -21,16 +26,28 @@ pub(super) fn granted_exact(client: u64, request: u64, worker: u64, index: u32) 
 }
 
 pub(super) fn moved(client: u64, lease: u64, epoch: u64, worker: u64, index: u32) -> Command {
+    moved_to(client, lease, epoch, worker, &[index])
+}
+
+/// A lease has moved to these devices of a worker.
+pub(super) fn moved_to(
+    client: u64,
+    lease: u64,
+    epoch: u64,
+    worker: u64,
+    indices: &[u32],
+) -> Command {
+    let leased = |&index: &u32| LeasedDevice {
+        device_ref: device_ref(worker, index),
+        grant: GrantNumber::ZERO,
+        device: exact(16),
+        worker: endpoint(worker),
+    };
     Command::Moved {
         client: ClientId(client),
         lease: LeaseId(lease),
         epoch,
-        devices: vec![LeasedDevice {
-            device_ref: device_ref(worker, index),
-            grant: GrantNumber::ZERO,
-            device: exact(16),
-            worker: endpoint(worker),
-        }],
+        devices: indices.iter().map(leased).collect(),
     }
 }
 

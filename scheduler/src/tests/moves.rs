@@ -27,26 +27,11 @@ fn lease_moves_to_its_keeper_when_its_worker_is_lost() {
 
 #[test]
 fn lease_of_several_devices_moves_as_a_whole() {
-    let two = Demand {
-        devices: 2,
-        kind: Some("flex".into()),
-        memory_bytes: 0,
-        is_durable: true,
-    };
     let here = [(1, 0, exact(16)), (1, 1, exact(16))];
-    let devices = |indices: [u32; 2]| {
-        let leased = |index| LeasedDevice {
-            device_ref: device_ref(3, index),
-            grant: GrantNumber::ZERO,
-            device: exact(16),
-            worker: endpoint(3),
-        };
-        indices.map(leased).to_vec()
-    };
     check([
         (0, join(1, &[exact(16), exact(16)]), vec![]),
         (0, attach(1), vec![]),
-        (1, request_for(1, 1, two), vec![granted(1, 1, &here)]),
+        (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
         (1, join(2, &[exact(16)]), vec![]),
         (
             2,
@@ -64,33 +49,18 @@ fn lease_of_several_devices_moves_as_a_whole() {
             vec![granted_exact(1, 3, 2, 0), keep(30, 2, 3)],
         ),
         (3, worker_disconnected(1), vec![]),
-        (
-            5_000,
-            tick(),
-            vec![Command::Moved {
-                client: ClientId(1),
-                lease: LeaseId(10),
-                epoch: 1,
-                devices: devices([0, 2]),
-            }],
-        ),
+        (5_000, tick(), vec![moved_to(1, 10, 1, 3, &[0, 2])]),
     ]);
 }
 
 #[test]
 fn lease_on_several_workers_does_not_outlive_one_of_them() {
-    let two = Demand {
-        devices: 2,
-        kind: Some("flex".into()),
-        memory_bytes: 0,
-        is_durable: true,
-    };
     let here = [(1, 0, exact(16)), (2, 0, exact(16))];
     let engine = check([
         (0, join(1, &[exact(16)]), vec![]),
         (0, join(2, &[exact(16)]), vec![]),
         (0, attach(1), vec![]),
-        (1, request_for(1, 1, two), vec![granted(1, 1, &here)]),
+        (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
         (2, join(3, &[exact(16), exact(16)]), vec![]),
     ]);
     let refused = Err(CannotMove::SeveralWorkers);
