@@ -404,7 +404,7 @@ impl Supervisor {
             .kernel_cache
             .and_then(|root| tenant_kernels(&root, &granted.tenant));
         let devices: Vec<_> = self.devices.iter().filter(is_granted).cloned().collect();
-        // Other leases have no snapshots: see `Session::is_durable`.
+        // Only leases of CPU devices have snapshots: see `Session::is_durable`.
         settings.snapshot_bytes = match devices.iter().all(|device| device.name.kind == FLEX) {
             true => settings.snapshot_bytes.saturating_mul(devices.len() as u64),
             false => 0,

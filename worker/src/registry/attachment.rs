@@ -65,9 +65,12 @@ impl Attachment {
     }
 }
 
-/// Returns the restore point of `open` from which the session goes on: the first for whose mark
+/// Returns the restore point of a client from which the session goes on: the first for whose mark
 /// `has` finds a snapshot.
-pub(crate) fn restore_point(open: &Open, has: impl Fn(u64) -> bool) -> Option<RestorePoint> {
+pub(crate) fn restore_point(
+    points: &[RestorePoint],
+    has: impl Fn(u64) -> bool,
+) -> Option<RestorePoint> {
     // Positions of real sessions leave room for what is counted on top of them.
     let is_real = |point: &&RestorePoint| {
         let RestorePoint {
@@ -81,7 +84,7 @@ pub(crate) fn restore_point(open: &Open, has: impl Fn(u64) -> bool) -> Option<Re
             .iter()
             .all(|at| *at < MAX_POSITION)
     };
-    let points = open.restore.iter().take(MAX_RESTORE_POINTS);
+    let points = points.iter().take(MAX_RESTORE_POINTS);
     let mut points = points.filter(is_real);
     points.find(|point| has(point.mark)).copied()
 }

@@ -74,7 +74,7 @@ impl Registry {
             let mark = session.restored_at();
             return Ok((check_session_device(&session, &claim)?, mark));
         }
-        let point = restore_point(open, |mark| stored.has(id, mark));
+        let point = restore_point(&open.restore, |mark| stored.has(id, mark));
         let point = point.ok_or_else(|| lost("the worker has no snapshot of it"))?;
         let device_context = &self.device_slots[&claim.device].device_context;
         let capacity = device_context.memory.capacity_bytes();

@@ -317,12 +317,9 @@ impl SimulatedHost {
     /// its client would offer.
     pub fn can_restore(&self, session_id: u64, points: &[RestorePoint]) -> bool {
         let kept = self.store.of(LEASE);
-        let has = |point: &RestorePoint| {
-            let is_it =
-                |info: SnapshotInfo| (info.session_id, info.mark) == (session_id, point.mark);
-            kept.iter().any(|kept| is_it(kept.info))
-        };
-        points.iter().any(has)
+        let is_it = |info: SnapshotInfo, mark| (info.session_id, info.mark) == (session_id, mark);
+        let has = |mark| kept.iter().any(|kept| is_it(kept.info, mark));
+        restore_point(points, has).is_some()
     }
 
     /// Returns the bytes of all tensors.
@@ -419,7 +416,7 @@ impl SimulatedProcess {
         }
         let lost = |reason: String| Error::new(ErrorCode::Session, reason);
         let id = SessionId(open.session_id);
-        let point = restore_point(open, |mark| self.left.has(id, mark));
+        let point = restore_point(&open.restore, |mark| self.left.has(id, mark));
         let point = point.ok_or_else(|| lost("there is no snapshot".into()))?;
         let max_bytes = device.device_context.memory.capacity_bytes() + KEPT_BYTES;
         let key = SnapshotKey::from_message(&open.snapshot_key);

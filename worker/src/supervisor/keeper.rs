@@ -1,7 +1,7 @@
 //! The snapshots that this worker keeps for leases that other workers run.
 //!
 //! The scheduler allows another worker to send the snapshots of a lease, and names the worker's
-//! certificate. If that worker is lost, the scheduler grants a device of this one to the lease,
+//! certificate. If that worker is lost, the scheduler grants devices of this one to the lease,
 //! and the lease's process starts with these snapshots.
 
 pub(super) mod connection;
