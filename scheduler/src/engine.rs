@@ -10,7 +10,8 @@
 //!   exist.
 //! - No lease gets a device that its worker has not released from the previous lease, or
 //!   that is out of service.
-//! - No request is pending that could be granted now, or that could never be granted.
+//! - No request is pending that could be granted now, or that could never be granted. Devices that are
+//!   held back for a lost lease cannot be granted.
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 
@@ -349,6 +350,11 @@ impl Engine {
 impl Engine {
     pub(crate) fn leases(&self) -> &Leases {
         &self.leases
+    }
+
+    /// Returns the devices that are held back, each with the lease that waits for more of them.
+    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+        self.pool.held_back()
     }
 
     pub(crate) fn attached_clients(&self) -> usize {

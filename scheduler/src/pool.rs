@@ -26,6 +26,8 @@ pub(crate) use worker::Worker;
 #[derive(Default)]
 pub(crate) struct Pool {
     workers: BTreeMap<WorkerId, Worker>,
+    /// Free devices that only this lease gets: it waits for more of them.
+    held_back: BTreeMap<DeviceRef, LeaseId>,
     /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
 }
@@ -273,7 +275,10 @@ impl Pool {
     /// Returns whether a demand can be met, and with which devices.
     pub(crate) fn assess(&self, demand: &Demand) -> Feasibility {
         let wanted = demand.devices as usize;
-        let free = self.workers.values().flat_map(|worker| worker.free(demand));
+        let free = self
+            .workers
+            .iter()
+            .flat_map(|(id, worker)| self.grantable(*id, worker, demand));
         // Any `wanted` devices are enough, so a count is a cheap test before choosing.
         if free.count() >= wanted
             && let Some(lease_devices) = placement::choose(self.candidates(demand), wanted)
@@ -291,8 +296,25 @@ impl Pool {
     fn candidates(&self, demand: &Demand) -> Vec<Candidate> {
         self.workers
             .iter()
-            .map(|(id, worker)| Candidate::new(*id, worker.free(demand).collect()))
+            .map(|(id, worker)| {
+                let grantable = self.grantable(*id, worker, demand);
+                Candidate::new(*id, grantable.collect())
+            })
             .collect()
+    }
+
+    /// Returns memory and index of each device of a worker that a new lease may get now.
+    fn grantable(
+        &self,
+        id: WorkerId,
+        worker: &Worker,
+        demand: &Demand,
+    ) -> impl Iterator<Item = (u64, u32)> {
+        worker.free(demand).filter(move |(_, index)| {
+            let (worker, index) = (id, *index);
+            let device_ref = DeviceRef { worker, index };
+            !self.held_back.contains_key(&device_ref)
+        })
     }
 
     /// Returns the ids of all workers.
@@ -315,24 +337,63 @@ impl Pool {
         accepted.count() >= requirement.devices()
     }
 
-    /// Returns free devices of a worker that meet `requirement`, if it has enough.
+    /// Returns free devices of a worker that meet `requirement`, if it has enough for `lease`.
     pub(crate) fn free_equal(
         &self,
         worker: WorkerId,
+        lease: LeaseId,
         requirement: &Requirement,
     ) -> Option<Vec<DeviceRef>> {
+        let fitting = self.fitting(worker, lease, requirement);
+        (fitting.len() == requirement.devices()).then_some(fitting)
+    }
+
+    /// Returns free devices of a worker that meet `requirement`, and are not held back for another
+    /// lease: at most as many as `lease` needs.
+    fn fitting(
+        &self,
+        worker: WorkerId,
+        lease: LeaseId,
+        requirement: &Requirement,
+    ) -> Vec<DeviceRef> {
         let any = Demand {
             devices: 1,
             kind: None,
             memory_bytes: 0,
             is_durable: false,
         };
-        let free = self.get(worker)?.free(&any);
+        let free = self.get(worker).into_iter().flat_map(|it| it.free(&any));
         let free = free.map(|(_, index)| DeviceRef { worker, index });
-        let fits = |device: &DeviceSpec| requirement.accepts(device);
-        let fitting = free.filter(|device_ref| self.device(*device_ref).is_some_and(fits));
-        let fitting: Vec<_> = fitting.take(requirement.devices()).collect();
-        (fitting.len() == requirement.devices()).then_some(fitting)
+        let fits = |device_ref: &DeviceRef| {
+            let holder = self.held_back.get(device_ref);
+            let device = self.device(*device_ref);
+            holder.is_none_or(|holder| *holder == lease)
+                && device.is_some_and(|device| requirement.accepts(device))
+        };
+        free.filter(fits).take(requirement.devices()).collect()
+    }
+
+    /// Holds back no devices any more. Returns those that were held back, for
+    /// [`held_back_before`](Self::held_back_before).
+    pub(crate) fn hold_back_none(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
+        mem::take(&mut self.held_back)
+    }
+
+    /// Holds back the free devices of a worker for a lease that needs more than are free.
+    pub(crate) fn hold_back(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        requirement: &Requirement,
+    ) {
+        let fitting = self.fitting(worker, lease, requirement);
+        let held_back = fitting.into_iter().map(|device_ref| (device_ref, lease));
+        self.held_back.extend(held_back);
+    }
+
+    /// Compares the devices that are held back with those from before.
+    pub(crate) fn held_back_before(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
+        self.changed |= self.held_back != *before;
     }
 
     /// Returns whether, since the last call, anything happened that may have changed the
@@ -365,5 +426,12 @@ impl Pool {
             .iter()
             .map(|(id, worker)| worker.snapshot(*id))
             .collect()
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+        &self.held_back
     }
 }

@@ -129,8 +129,8 @@ pub enum CannotMove {
         /// The name of the keeper.
         keeper: String,
     },
-    /// All such devices of the keeper are in use.
-    #[error("worker {keeper}, which has its snapshots, has no free device")]
+    /// Too few of the keeper's devices are free.
+    #[error("worker {keeper}, which has its snapshots, has too few free devices")]
     NoFreeDevice {
         /// The name of the keeper.
         keeper: String,

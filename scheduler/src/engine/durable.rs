@@ -103,7 +103,10 @@ impl Engine {
                 // It could not start the lease before it has released it.
                 && !self.pool.is_ending(*worker, id)
         };
-        let has_free = |worker: &WorkerId| self.pool.free_equal(*worker, &requirement).is_some();
+        let has_free = |worker: &WorkerId| {
+            let free = self.pool.free_equal(*worker, id, &requirement);
+            free.is_some()
+        };
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
         let is_draining = self.pool.get(source).is_some_and(Worker::is_draining);

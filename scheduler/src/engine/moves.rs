@@ -5,6 +5,8 @@
 //! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
 //! its client is attached, as nobody else could open its sessions again.
 
+use std::collections::BTreeSet;
+
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
@@ -82,14 +84,21 @@ impl Engine {
     }
 
     /// Moves the leases whose worker was lost or drains to their keepers, as far as these have
-    /// devices.
+    /// devices. A lost lease that needs more than are free has these held back for it; otherwise new
+    /// leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
         let lost = self.leases.iter().filter(|(_, lease)| lease.lost.is_some());
-        for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
+        // The longest wait first.
+        let lost = lost.map(|(id, lease)| (lease.rejoin_by, id));
+        let lost: BTreeSet<_> = lost.collect();
+        let held_back = self.pool.hold_back_none();
+        for (_, id) in lost {
             if !self.try_move(id) {
                 self.report_interrupted(id);
+                self.hold_back_devices(id);
             }
         }
+        self.pool.held_back_before(&held_back);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -111,8 +120,17 @@ impl Engine {
     }
 
     /// Returns free devices of a lease's keeper on which the lease could go on.
-    fn free_at_keeper(&self, lease: &Lease) -> Option<Vec<DeviceRef>> {
-        self.pool.free_equal(lease.keeper?, &lease.requirement?)
+    fn free_at_keeper(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
+        self.pool.free_equal(lease.keeper?, id, &lease.requirement?)
+    }
+
+    /// Holds back the free devices of a lost lease's keeper.
+    fn hold_back_devices(&mut self, id: LeaseId) {
+        let lease = self.leases.get(id);
+        let place = lease.and_then(|lease| Some((lease.keeper?, lease.requirement?)));
+        if let Some((keeper, requirement)) = place {
+            self.pool.hold_back(keeper, id, &requirement);
+        }
     }
 
     /// Reports to the client of a lost lease that the lease waits, if the client does not know.
@@ -161,7 +179,7 @@ impl Engine {
         if !lease.is_kept && lease.lost.is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }
-        match self.free_at_keeper(lease) {
+        match self.free_at_keeper(id, lease) {
             Some(_) => Ok(name),
             None => Err(CannotMove::NoFreeDevice { keeper: name }),
         }
@@ -174,7 +192,7 @@ impl Engine {
             return false;
         };
         let is_attached = self.attached_owner(id).is_some();
-        let free = self.free_at_keeper(lease).filter(|_| is_attached);
+        let free = self.free_at_keeper(id, lease).filter(|_| is_attached);
         let Some(devices) = free else {
             return false;
         };

@@ -1,8 +1,11 @@
 //! Durable leases in the simulated world: what their commands do, and what must hold of them.
 
+use std::collections::BTreeSet;
+
 use super::world::{KnownWorker, SimWorker, World};
 use super::*;
 use crate::device::Requirement;
+use crate::lease::Lease;
 
 impl World {
     /// A lease whose worker was lost goes on at its keeper.
@@ -123,13 +126,36 @@ impl World {
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
             let fits = |free: &&DeviceRef| {
                 let accepts = |it: Requirement| it.accepts(self.device(**free));
-                Some(free.worker) == lease.keeper && lease.requirement.is_some_and(accepts)
+                let holder = self.engine.held_back().get(free);
+                Some(free.worker) == lease.keeper
+                    && lease.requirement.is_some_and(accepts)
+                    && holder.is_none_or(|holder| *holder == id)
             };
             let has_room = free.iter().filter(fits).count() >= count;
             let can_move = lease.owner.is_some_and(attached) && has_room;
             let is_draining = own_worker.is_some_and(KnownWorker::is_draining);
             let must_move = lease.lost.is_some() || lease.is_movable() && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
+            self.check_held_back(id, lease, &free);
+        }
+    }
+
+    /// Only devices of its keeper are held back for a lost lease: free ones, and fewer than it needs, or
+    /// its client is away.
+    fn check_held_back(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
+        let held_back = self.engine.held_back().iter();
+        let held_back = held_back.filter(|(_, holder)| **holder == id);
+        let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
+        let is_attached = self
+            .clients
+            .iter()
+            .any(|client| client.attached && lease.owner == Some(ClientId(client.id)));
+        let needed = lease.lease_devices.len();
+        assert!(held_back.len() < needed + usize::from(!is_attached), "{id}");
+        for device_ref in held_back {
+            let accepts = |it: Requirement| it.accepts(self.device(device_ref));
+            assert!(lease.lost.is_some() && lease.requirement.is_some_and(accepts));
+            assert!(free.contains(&device_ref) && lease.keeper == Some(device_ref.worker));
         }
     }
 

@@ -116,7 +116,7 @@ impl World {
                 .filter(|waiting| waiting.client == client);
             assert!(waiting.count() <= MAX_WAITING_PER_CLIENT);
         }
-        let free = self.free();
+        let free = self.grantable();
         for (position, waiting) in (1..).zip(&self.waiting) {
             assert_eq!(waiting.reported_position, position);
             let wanted = waiting.demand.devices as usize;
@@ -224,7 +224,11 @@ impl World {
                 .iter()
                 .find(|waiting| waiting.request == *request);
             let used: BTreeSet<_> = taken.iter().map(|device_ref| device_ref.worker).collect();
-            let fewest = self.fewest_workers(&free, &waiting.unwrap().demand);
+            let held_back = self.engine.held_back();
+            let grantable = free.iter().filter(|free| !held_back.contains_key(free));
+            let grantable: BTreeSet<_> = grantable.copied().collect();
+            assert!(taken.is_subset(&grantable), "a device is held back");
+            let fewest = self.fewest_workers(&grantable, &waiting.unwrap().demand);
             assert_eq!(Some(used.len() as u32), fewest);
         }
     }
@@ -276,6 +280,13 @@ impl World {
                 })
             })
             .collect()
+    }
+
+    /// Returns the devices that a new lease could get now.
+    fn grantable(&self) -> BTreeSet<DeviceRef> {
+        let mut free = self.free();
+        free.retain(|device_ref| !self.engine.held_back().contains_key(device_ref));
+        free
     }
 
     fn could_ever_fit(&self, demand: &Demand) -> bool {

@@ -54,6 +54,49 @@ fn lease_of_several_devices_moves_as_a_whole() {
 }
 
 #[test]
+fn devices_are_held_back_for_a_lost_lease_that_needs_several() {
+    let here = [(1, 0, exact(16)), (1, 1, exact(16))];
+    check([
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
+        (2, join(2, &[exact(16), exact(16)]), vec![keep(10, 1, 2)]),
+        (2, attach(2), vec![]),
+        (2, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (2, request(2, 3, 1), vec![granted_exact(2, 3, 2, 1)]),
+        (2, request(2, 4, 1), vec![queued(2, 4, 1)]),
+        (3, worker_disconnected(1), vec![]),
+        (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
+        (5_100, release(2, 20), vec![end_lease(2, 20)]),
+        (5_200, released(2, 20), vec![]),
+        (5_300, request(2, 5, 1), vec![queued(2, 5, 2)]),
+        (5_400, release(2, 30), vec![end_lease(2, 30)]),
+        (5_500, released(2, 30), vec![moved_to(1, 10, 1, 2, &[0, 1])]),
+    ]);
+}
+
+#[test]
+fn devices_are_not_held_back_once_the_lost_lease_is_over() {
+    let here = [(1, 0, exact(16)), (1, 1, exact(16))];
+    check([
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
+        (2, join(2, &[exact(16), exact(16)]), vec![keep(10, 1, 2)]),
+        (2, attach(2), vec![]),
+        (2, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (3, worker_disconnected(1), vec![]),
+        (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
+        (5_100, request(2, 3, 1), vec![queued(2, 3, 1)]),
+        (
+            5_200,
+            release(1, 10),
+            vec![drop_snapshots(2, 10), granted_exact(2, 3, 2, 1)],
+        ),
+    ]);
+}
+
+#[test]
 fn lease_on_several_workers_does_not_outlive_one_of_them() {
     let here = [(1, 0, exact(16)), (2, 0, exact(16))];
     let engine = check([
