@@ -355,6 +355,17 @@ impl Session {
         self.schedule(self.work_queue.end(error));
     }
 
+    /// Ends sessions as [`end`](Self::end) does, and at once: none of them sees that another one has
+    /// ended, and reports a fault to its client because of that.
+    pub(crate) fn end_together(mut sessions: Vec<Arc<Self>>, error: &Error) {
+        sessions.sort_by_key(|session| session.id);
+        let queues = sessions.iter().map(|session| &session.work_queue);
+        let schedules = WorkQueue::end_all(queues, error);
+        for (session, schedule) in sessions.iter().zip(schedules) {
+            session.schedule(schedule);
+        }
+    }
+
     /// Returns whether `Closed` is queued for the client. The device may still be
     /// executing the session's last op.
     pub(crate) fn has_ended(&self) -> bool {

@@ -32,9 +32,7 @@ impl LeaseHost for Registry {
     }
 
     fn end_all(&self, error: &Error) {
-        self.all_sessions()
-            .iter()
-            .for_each(|session| session.end(error.clone()));
+        Session::end_together(self.all_sessions(), error);
     }
 
     fn granted(&self, granted: &LeaseGranted) {
@@ -57,10 +55,10 @@ impl LeaseHost for Registry {
             admission.end(ended.device_index, number(ended.grant));
         }
         drop(admission);
-        let error = || Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
         let mut sessions = self.all_sessions();
         sessions.retain(|s| s.grant.lease == lease && !s.is_torn_down());
-        sessions.iter().for_each(|s| s.end(error()));
+        let error = Error::new(ErrorCode::Lease, format!("lease {lease} ended"));
+        Session::end_together(sessions.clone(), &error);
         for (index, device_slot) in &self.device_slots {
             let is_here = |s: &Arc<Session>| s.grant.device_index == *index;
             device_slot.end_lease(lease, sessions.iter().any(is_here));

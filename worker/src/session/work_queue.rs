@@ -154,7 +154,26 @@ impl WorkQueue {
 
     /// Drops all work, as the session ends because of `error`. Later calls have no effect.
     pub(super) fn end(&self, error: Error) -> Schedule {
-        let mut state = lock(&self.state);
+        self.end_locked(&mut lock(&self.state), error)
+    }
+
+    /// Does the same for several sessions at once: no outcome of an all-reduce that fails because
+    /// one of them has ended reaches another one. The queues must come in the same order in all
+    /// calls, as they are locked together.
+    pub(super) fn end_all<'a>(
+        queues: impl IntoIterator<Item = &'a Self>,
+        error: &Error,
+    ) -> Vec<Schedule> {
+        let locked = queues.into_iter().map(|queue| (queue, lock(&queue.state)));
+        let locked: Vec<_> = locked.collect();
+        let ended = locked
+            .into_iter()
+            .map(|(queue, mut state)| (queue.end_locked(&mut state, error.clone()), state));
+        let ended: Vec<_> = ended.collect();
+        ended.into_iter().map(|(schedule, _)| schedule).collect()
+    }
+
+    fn end_locked(&self, state: &mut State, error: Error) -> Schedule {
         if state.end.is_some() {
             return Schedule::No;
         }
