@@ -1,9 +1,12 @@
 //! Burn's `Backend`, through its router: every op of a [`TensordDevice`] goes to
 //! the session behind it.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Instant,
 };
 
 use burn_backend::{
@@ -252,7 +255,8 @@ impl TensordClient {
             index_id: *lease_rank as u16,
         };
         op.device_ids = lease_ranks.iter().map(id).collect();
-        self.0.session.record_all_reduce(op, &lease_ranks);
+        let now = Instant::now();
+        self.0.session.record_all_reduce(op, &lease_ranks, now);
     }
 
     /// Returns the lease rank of the device that Burn knows by `id`, or the text of an error
@@ -328,11 +332,10 @@ impl RouterChannel for TensordChannel {
             // The tensor goes from worker to worker, or stays within one.
             let capability: Capability = rand::random();
             let id = target.0.session.new_tensor();
-            source.0.session.offer(&tensor, &capability, to.lease_rank);
-            target
-                .0
-                .session
-                .take_offer(id, &tensor, &capability, from.lease_rank);
+            let now = Instant::now();
+            let (offering, taking) = (&source.0.session, &target.0.session);
+            offering.offer(&tensor, &capability, to.lease_rank, now);
+            taking.take_offer(id, &tensor, &capability, from.lease_rank, now);
             return RouterTensor::new(id, tensor.shape, tensor.dtype, target);
         }
         // Between leases, the tensor has to pass through this process.

@@ -153,10 +153,10 @@ impl Session {
 
     /// Records an all-reduce of `group`, whose lease ranks are ascending, as
     /// [`record`](Self::record) does.
-    pub(crate) fn record_all_reduce(&self, op: AllReduceOpIr, group: &[u32]) {
+    pub(crate) fn record_all_reduce(&self, op: AllReduceOpIr, group: &[u32], now: Instant) {
         let op = OperationIr::Distributed(DistributedOperationIr::AllReduce(op));
         let mut state = self.lock();
-        state.before_all_reduce(group, Instant::now());
+        state.before_all_reduce(group, now);
         self.record_in(state, |state| state.record_op(op));
     }
 
@@ -241,9 +241,9 @@ impl Session {
 
     /// Offers a tensor's value to the session with lease rank `to`, which takes it with the
     /// same `capability`.
-    pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32) {
+    pub(crate) fn offer(&self, tensor: &TensorIr, capability: &Capability, to: u32, now: Instant) {
         let frame = Item::Frame(frames::offer(tensor, capability, to));
-        self.record_transfer(capability, frame);
+        self.record_transfer(capability, frame, now);
     }
 
     /// Makes tensor `id`, with the shape and dtype of `tensor`, of the value that the session
@@ -254,15 +254,16 @@ impl Session {
         tensor: &TensorIr,
         capability: &Capability,
         from: u32,
+        now: Instant,
     ) {
         let frame = Item::NewTensor(id, frames::take(id, tensor, capability, from));
-        self.record_transfer(capability, frame);
+        self.record_transfer(capability, frame, now);
     }
 
     /// Records this session's part of a transfer.
-    fn record_transfer(&self, capability: &Capability, item: Item) {
+    fn record_transfer(&self, capability: &Capability, item: Item, now: Instant) {
         self.record_in(self.lock(), |state| {
-            state.before_transfer(*capability, Instant::now());
+            state.before_transfer(*capability, now);
             state.record(item, true)
         });
     }

@@ -1,6 +1,6 @@
 //! Random programs of ops.
 
-use std::ops::Range;
+use std::{ops::Range, time::Instant};
 
 use burn_backend::{DType, Distribution, Shape, TensorData, distributed::ReduceOperation};
 use burn_ir::{
@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
     }
 
     /// Executes the next step. The session must not be full.
-    pub(crate) fn step(&mut self, session: &SimulatedSession) -> Progress {
+    pub(crate) fn step(&mut self, session: &SimulatedSession, now: Instant) -> Progress {
         let Some(step) = self.steps.next() else {
             if std::mem::replace(&mut self.has_made_last_request, true) {
                 return Progress::Done;
@@ -285,11 +285,17 @@ impl<'a> Run<'a> {
             }
             return Progress::Requested(Request::Sync(session.sync()));
         };
-        self.execute(step, session).unwrap_or(Progress::Continues)
+        self.execute(step, session, now)
+            .unwrap_or(Progress::Continues)
     }
 
     /// Executes a step, if there is a tensor for it.
-    fn execute(&mut self, step: &Step, session: &SimulatedSession) -> Option<Progress> {
+    fn execute(
+        &mut self,
+        step: &Step,
+        session: &SimulatedSession,
+        now: Instant,
+    ) -> Option<Progress> {
         match step {
             Step::Upload { rows, value } => {
                 let out = out(session, *rows, COLUMNS);
@@ -313,16 +319,16 @@ impl<'a> Run<'a> {
                     op: *op,
                     device_ids: group.iter().map(id).collect(),
                 };
-                session.all_reduce(reduce, group);
+                session.all_reduce(reduce, group, now);
                 self.tensors.push(made(out));
             }
             Step::Offer { rows, to, number } => {
                 let tensor = used_up(random(session, *rows));
-                session.offer(&tensor, [*number; 16], *to);
+                session.offer(&tensor, [*number; 16], *to, now);
             }
             Step::Take { rows, from, number } => {
                 let out = out(session, *rows, COLUMNS);
-                session.take_offer(out.id, &out, [*number; 16], *from);
+                session.take_offer(out.id, &out, [*number; 16], *from, now);
                 self.tensors.push(made(out));
             }
             Step::Seed(seed) => session.seed(*seed),

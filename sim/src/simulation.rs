@@ -89,6 +89,8 @@ pub struct Report {
     pub cuts: u32,
     /// Ends of the lease's process.
     pub kills: u32,
+    /// Those among them of a lease of several devices.
+    pub group_kills: u32,
     /// Snapshots that were kept.
     pub snapshots: u32,
     /// Replies that the program got.
@@ -99,6 +101,7 @@ impl std::ops::AddAssign for Report {
     fn add_assign(&mut self, other: Self) {
         self.cuts += other.cuts;
         self.kills += other.kills;
+        self.group_kills += other.group_kills;
         self.snapshots += other.snapshots;
         self.answers += other.answers;
     }
@@ -150,7 +153,7 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    fn run_program(&mut self) {
+    fn run_program(&mut self, now: Instant) {
         self.collect_answers();
         if self.waits && self.pending.is_empty() {
             self.waits = false;
@@ -158,7 +161,7 @@ impl Client<'_> {
         if self.waits || self.is_over || self.session.is_full() {
             return;
         }
-        match self.run.step(&self.session) {
+        match self.run.step(&self.session, now) {
             Progress::Continues => {}
             Progress::Requested(request) => {
                 self.pending.push((self.answers.len(), request));
@@ -229,7 +232,7 @@ impl<'a> Simulation<'a> {
         let at = self.rng.random_range(0..self.clients.len());
         let is_bulk = self.rng.random_bool(0.3);
         match self.rng.random_range(0..100) {
-            0..12 => self.clients[at].run_program(),
+            0..12 => self.clients[at].run_program(self.now),
             12..28 => self.send(at, is_bulk),
             28..44 => return self.deliver_to_host(at, is_bulk),
             44..58 => return self.deliver_to_client(at, is_bulk),
@@ -368,6 +371,7 @@ impl<'a> Simulation<'a> {
         }
         self.faults.kills -= 1;
         self.report.kills += 1;
+        self.report.group_kills += u32::from(self.clients.len() > 1);
         self.host.kill();
         let clients = self.clients.iter_mut();
         clients.for_each(|client| client.links = Default::default());

@@ -17,6 +17,7 @@ fn programs_get_the_same_answers_whatever_is_lost() {
         total.kills > SEEDS as u32 && total.cuts > SEEDS as u32,
         "{total:?}"
     );
+    assert!(total.group_kills > SEEDS as u32, "{total:?}");
     assert!(
         total.snapshots > total.kills && total.answers > SEEDS,
         "{total:?}"

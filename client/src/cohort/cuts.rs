@@ -58,9 +58,11 @@ struct Rank {
     /// Whether the session has sent a process the request to open it, and has no reply. The process
     /// may have restored the session from the committed cut.
     is_opening: bool,
-    /// The last mark of the session, until its worker has replied to it. The worker keeps one
-    /// snapshot of a session at a time.
-    unanswered: Option<u64>,
+    /// Number of the last mark of the session.
+    last_mark: Option<u64>,
+    /// Whether the worker has not replied to the last mark. It keeps one snapshot of a session at a
+    /// time.
+    is_unanswered: bool,
 }
 
 /// A cut that is not committed.
@@ -119,12 +121,13 @@ impl Cuts {
         known.is_opening = false;
         let before = known.epoch.replace(epoch);
         if before.is_some_and(|before| before != epoch) {
-            known.unanswered = None;
+            // The mark is in the session's journal if it is later than the restored one, so the new
+            // process replies to it, again or for the first time.
+            known.is_unanswered = known.last_mark > self.committed;
             if let Some(cut) = &mut self.cut
                 && let Some(progress) = cut.progress.get_mut(rank as usize)
                 && *progress == Progress::Ready
             {
-                // The mark is in the session's journal, so the new process answers it again.
                 *progress = Progress::Marked;
             }
         }
@@ -156,10 +159,9 @@ impl Cuts {
     ) -> bool {
         self.drop_if_late(now);
         let is_early = |at: Instant| now < at + interval(self.cost);
-        let is_unanswered = |rank: &Rank| rank.unanswered.is_some();
         if self.cut.is_some()
             || !self.are_together()
-            || self.ranks.iter().any(is_unanswered)
+            || self.ranks.iter().any(|rank| rank.is_unanswered)
             || self.last_at.is_some_and(is_early)
         {
             return false;
@@ -209,8 +211,19 @@ impl Cuts {
         let cut = self.cut.as_mut()?;
         *cut.progress.get_mut(rank as usize)? = Progress::Marked;
         cut.first_at.get_or_insert(now);
-        self.ranks.get_mut(rank as usize)?.unanswered = Some(cut.number);
+        let rank = self.ranks.get_mut(rank as usize)?;
+        (rank.last_mark, rank.is_unanswered) = (Some(cut.number), true);
         Some(cut.number)
+    }
+
+    /// Returns whether exactly one session has placed its mark of the present cut. The others must
+    /// then be woken: they may have nothing else to send.
+    pub(crate) fn has_one_mark(&self) -> bool {
+        let placed = |cut: &Cut| {
+            let progress = cut.progress.iter();
+            progress.filter(|it| **it != Progress::Unmarked).count()
+        };
+        self.cut.as_ref().is_some_and(|cut| placed(cut) == 1)
     }
 
     /// Records that a session records an all-reduce of `group`, whose lease ranks are ascending.
@@ -252,7 +265,7 @@ impl Cuts {
     /// and whether it has kept the snapshot. If not, the cut is dropped.
     pub(crate) fn answered(&mut self, rank: u32, number: u64, cost: Duration, is_kept: bool) {
         if let Some(rank) = self.ranks.get_mut(rank as usize) {
-            rank.unanswered.take_if(|unanswered| *unanswered == number);
+            rank.is_unanswered &= rank.last_mark != Some(number);
         }
         self.cost = self.cost.max(cost);
         if let Some(cut) = self.cut.as_mut().filter(|cut| cut.number == number) {

@@ -81,18 +81,25 @@ impl SimulatedSession {
     }
 
     /// Records an all-reduce of the sessions `group`, whose indices are ascending.
-    pub fn all_reduce(&self, op: AllReduceOpIr, group: &[u32]) {
-        self.session.record_all_reduce(op, group);
+    pub fn all_reduce(&self, op: AllReduceOpIr, group: &[u32], now: Instant) {
+        self.session.record_all_reduce(op, group, now);
     }
 
     /// Offers a tensor to the session `to`, which takes it with the same `capability`.
-    pub fn offer(&self, tensor: &TensorIr, capability: [u8; 16], to: u32) {
-        self.session.offer(tensor, &capability, to);
+    pub fn offer(&self, tensor: &TensorIr, capability: [u8; 16], to: u32, now: Instant) {
+        self.session.offer(tensor, &capability, to, now);
     }
 
     /// Makes tensor `id`, like `tensor`, of what the session `from` offers.
-    pub fn take_offer(&self, id: TensorId, tensor: &TensorIr, capability: [u8; 16], from: u32) {
-        self.session.take_offer(id, tensor, &capability, from);
+    pub fn take_offer(
+        &self,
+        id: TensorId,
+        tensor: &TensorIr,
+        capability: [u8; 16],
+        from: u32,
+        now: Instant,
+    ) {
+        self.session.take_offer(id, tensor, &capability, from, now);
     }
 
     /// Returns the session's id.

@@ -342,9 +342,12 @@ fn every_way_into_a_full_session_waits() {
         ("poison", |session| {
             session.poison(session.new_tensor(), &any_tensor(), "a reason".into());
         }),
-        ("offer", |session| session.offer(&any_tensor(), &[0; 16], 1)),
+        ("offer", |session| {
+            session.offer(&any_tensor(), &[0; 16], 1, Instant::now())
+        }),
         ("take", |session| {
-            session.take_offer(session.new_tensor(), &any_tensor(), &[0; 16], 1);
+            let now = Instant::now();
+            session.take_offer(session.new_tensor(), &any_tensor(), &[0; 16], 1, now);
         }),
         ("upload", |session| {
             session.upload(session.new_tensor(), TensorData::from([1f32]));

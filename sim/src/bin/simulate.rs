@@ -70,11 +70,12 @@ fn main() -> ExitCode {
     let Report {
         cuts,
         kills,
+        group_kills,
         snapshots,
         answers,
     } = total;
     println!(
-        "{seeds} seeds agree: {answers} answers, {kills} processes killed, {cuts} connections cut, {snapshots} snapshots kept, in {:.1} s",
+        "{seeds} seeds agree: {answers} answers, {kills} processes killed ({group_kills} with several devices), {cuts} connections cut, {snapshots} snapshots kept, in {:.1} s",
         began.elapsed().as_secs_f64()
     );
     ExitCode::SUCCESS

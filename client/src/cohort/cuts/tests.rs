@@ -159,6 +159,28 @@ fn nothing_is_committed_while_a_session_may_be_in_another_process() {
 }
 
 #[test]
+fn no_cut_begins_before_a_new_process_has_replied_to_marks_of_the_journal() {
+    let now = Instant::now();
+    let mut cuts = two(now);
+    assert_eq!(commit(&mut cuts, now), 1);
+    let later = now + interval(Duration::ZERO);
+    assert!(cuts.begin_if_due(later, interval));
+    assert_eq!(cuts.place_mark(0, later), Some(2));
+    assert!(cuts.has_one_mark());
+    answer(&mut cuts, 0, 2);
+    // Rank 1 does not come to its mark in time, and then the process dies.
+    let later = later + CUT_TIMEOUT;
+    let open = |cuts: &mut Cuts, rank| {
+        cuts.opening(rank);
+        cuts.opened(rank, 1);
+    };
+    (0..2).for_each(|rank| open(&mut cuts, rank));
+    assert!(!cuts.begin_if_due(later, interval), "rank 0 has a mark");
+    answer(&mut cuts, 0, 2);
+    assert!(cuts.begin_if_due(later, interval));
+}
+
+#[test]
 fn cut_is_committed_when_the_last_session_is_connected_again() {
     let now = Instant::now();
     let mut cuts = two(now);

@@ -61,8 +61,12 @@ impl State {
             None => cuts.place_mark(member.lease_rank, now),
             Some(_) => None,
         };
+        let is_first = number.is_some() && cuts.has_one_mark();
         count(&mut cuts, member);
         drop(cuts);
+        if is_first {
+            member.cohort.wake_all();
+        }
         if let Some(number) = number {
             self.commit_cut();
             self.record_mark(number, now);
