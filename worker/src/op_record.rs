@@ -5,6 +5,7 @@
 //! through a mapping, which costs a few nanoseconds an op.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     os::{fd::OwnedFd, unix::fs::FileExt},
@@ -50,15 +51,16 @@ impl OpRecords {
         &self.file
     }
 
-    /// Returns the ops that were being executed when the process died, as text. The process may
-    /// have written anything.
-    pub(crate) fn read(&self) -> Vec<String> {
+    /// Returns the ops that were being executed when the process died, as text, by the position of
+    /// their device. The process may have written anything.
+    pub(crate) fn read(&self) -> BTreeMap<usize, String> {
         let mut bytes = vec![0; self.devices * ENTRY_BYTES];
         if self.file.read_exact_at(&mut bytes, 0).is_err() {
-            return Vec::new();
+            return BTreeMap::new();
         }
         let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
-        entries.iter().filter_map(text).collect()
+        let current = |(device, entry)| Some((device, text(entry)?));
+        entries.iter().enumerate().filter_map(current).collect()
     }
 }
 
@@ -129,14 +131,15 @@ mod tests {
         let devices = OpRecord::map(file.into(), 2).unwrap();
         assert!(records.read().is_empty());
         devices[1].begin(7, OpName::from("Matmul"));
-        assert_eq!(records.read(), ["op 7 (Matmul)"]);
+        let second = (1, "op 7 (Matmul)".to_owned());
+        assert_eq!(records.read(), BTreeMap::from([second.clone()]));
         let long = "a name that is longer than all of the room that an entry has for it";
         devices[0].begin(1 << 40, OpName::from(long));
         let cut = &long[..ENTRY_BYTES - NAME_AT];
-        let first = format!("op 1099511627776 ({cut})");
-        assert_eq!(records.read(), [&first, "op 7 (Matmul)"]);
+        let first = (0, format!("op 1099511627776 ({cut})"));
+        assert_eq!(records.read(), BTreeMap::from([first.clone(), second]));
         devices[1].end();
-        assert_eq!(records.read(), [first]);
+        assert_eq!(records.read(), BTreeMap::from([first]));
     }
 
     #[test]

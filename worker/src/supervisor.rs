@@ -73,7 +73,7 @@ use self::{
     kernels::tenant_kernels,
     lease_cgroups::LeaseCgroups,
     lease_queues::{LeaseQueues, RunningLease},
-    snapshots::Snapshots,
+    snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
     table::{Action, LeaseTable, Route},
     turns::{TurnAction, Turns},
@@ -177,6 +177,10 @@ impl Supervisor {
         };
         let devices: Vec<_> = (0..).zip(&described.found).map(offered).collect();
         let spares = MAX_SPARES.min(devices.len());
+        let kept_for_others = SnapshotBounds {
+            max_bytes: settings.kept_for_others_bytes,
+            devices: devices.len(),
+        };
         let op_timeout = Duration::from_millis(settings.process_settings.op_timeout_ms);
         let turn_timeout = op_timeout.saturating_add(TURN_GRACE);
         let (jobs, queued) = mpsc::channel(JOB_QUEUE);
@@ -188,7 +192,7 @@ impl Supervisor {
             cgroups: described.cgroups,
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
             snapshots: Mutex::default(),
-            kept_for_others: Mutex::new(KeptForOthers::new(settings.kept_for_others_bytes)),
+            kept_for_others: Mutex::new(KeptForOthers::new(kept_for_others)),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
             jobs,

@@ -42,7 +42,7 @@ use crate::{
         StoredSnapshots,
         attachment::{Attachment, restore_point},
     },
-    supervisor::snapshots::{Refused, Snapshots},
+    supervisor::snapshots::{Refused, SnapshotBounds, Snapshots},
 };
 
 const LEASE: LeaseId = LeaseId(1);
@@ -266,10 +266,12 @@ impl SimulatedHost {
             false => Err("there is no room".to_owned()),
             true => {
                 let file = copy(&snapshot, &key, name_of(info)).expect("there is memory");
-                match self
-                    .store
-                    .add(LEASE, self.snapshot_bytes, self.epoch, info, file.into())
-                {
+                let bounds = SnapshotBounds {
+                    max_bytes: self.snapshot_bytes,
+                    devices: self.process.devices.len(),
+                };
+                let file = file.into();
+                match self.store.add(LEASE, bounds, self.epoch, info, file) {
                     Ok(()) => Ok(()),
                     Err(Refused::Full(reason)) => Err(reason),
                     Err(Refused::Violation) => panic!("the process broke a rule: {info:?}"),

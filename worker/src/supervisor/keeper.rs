@@ -16,7 +16,7 @@ use std::{
 use tensord_proto::ids::{LeaseId, SessionId};
 use tensord_transport::tls::Fingerprint;
 
-use super::snapshots::{KeptSnapshot, Snapshots};
+use super::snapshots::{KeptSnapshot, SnapshotBounds, Snapshots};
 
 /// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
 /// than the scheduler lets a lost lease wait (its recovery timeout).
@@ -28,8 +28,9 @@ const MAX_SOURCES: usize = 1 << 16;
 /// The snapshots that this worker keeps for other workers.
 #[derive(Debug)]
 pub(super) struct KeptForOthers {
-    /// Maximum bytes of all snapshots, with those that are being received.
-    max_bytes: u64,
+    /// Bounds of all snapshots, with those that are being received. The number of devices is that of
+    /// this worker: a lease that could move here has no more.
+    bounds: SnapshotBounds,
     receiving_bytes: u64,
     snapshots: Snapshots,
     sources: HashMap<LeaseId, Source>,
@@ -51,9 +52,9 @@ struct Source {
 }
 
 impl KeptForOthers {
-    pub(super) fn new(max_bytes: u64) -> Self {
+    pub(super) fn new(bounds: SnapshotBounds) -> Self {
         Self {
-            max_bytes,
+            bounds,
             receiving_bytes: 0,
             snapshots: Snapshots::default(),
             sources: HashMap::new(),
@@ -138,10 +139,10 @@ impl KeptForOthers {
     ) -> Result<(), String> {
         self.snapshots.forget_before(lease, session, committed);
         let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
-        if used_bytes.saturating_add(size_bytes) > self.max_bytes {
+        if used_bytes.saturating_add(size_bytes) > self.bounds.max_bytes {
             return Err(format!(
                 "the snapshot has {size_bytes} bytes, and {used_bytes} of {} bytes for snapshots of other workers' leases are in use",
-                self.max_bytes
+                self.bounds.max_bytes
             ));
         }
         self.receiving_bytes += size_bytes;

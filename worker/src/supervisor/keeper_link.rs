@@ -57,8 +57,8 @@ const GIVE_UP_DELAY: Duration = Duration::from_millis(1500);
 /// Bytes of a snapshot in one frame.
 const PART_BYTES: usize = 1 << 20;
 
-/// Number of messages that wait to be sent.
-const QUEUE: usize = 32;
+/// Number of messages that wait to be sent, for each device of the lease.
+const QUEUE_PER_DEVICE: usize = 32;
 
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +135,8 @@ pub(super) struct KeeperLink {
     lease: LeaseId,
     keeper: watch::Receiver<Option<Keeper>>,
     outgoing: mpsc::Receiver<Outgoing>,
-    /// Messages that were taken from `outgoing` while a snapshot was sent; at most [`QUEUE`].
+    /// Messages that were taken from `outgoing` while a snapshot was sent; at most as many as
+    /// `outgoing` has room for.
     waiting: VecDeque<Outgoing>,
     stored: mpsc::Sender<SnapshotKept>,
     /// The marks that count as kept when the keeper has their snapshots, by session.
@@ -148,11 +149,13 @@ impl KeeperLink {
     pub(super) fn new(
         supervisor: Arc<Supervisor>,
         lease: LeaseId,
+        devices: usize,
         keeper: watch::Receiver<Option<Keeper>>,
         progress: Arc<Mutex<KeeperProgress>>,
     ) -> (Self, KeeperQueues) {
-        let (outgoing, queued) = mpsc::channel(QUEUE);
-        let (stored, stored_receiver) = mpsc::channel(QUEUE);
+        let queue = QUEUE_PER_DEVICE * devices.max(1);
+        let (outgoing, queued) = mpsc::channel(queue);
+        let (stored, stored_receiver) = mpsc::channel(queue);
         let queues = KeeperQueues {
             outgoing,
             stored: stored_receiver,
@@ -312,15 +315,15 @@ impl KeeperLink {
         lock(&self.progress).connected(keeper.id);
         for id in kept {
             // A keeper may send anything.
-            let is_known = |it: &KeptSnapshot| it.info.session_id == id.session_id;
-            if present.iter().any(is_known) {
-                sent.record(id);
+            let is_of_session = |it: &&KeptSnapshot| it.info.session_id == id.session_id;
+            if let Some(latest) = present.iter().rfind(is_of_session) {
+                sent.record(id, latest.info.committed);
                 self.record_stored(id, &mut sent);
             }
         }
         for snapshot in present {
             if sent.is_new(snapshot.id()) {
-                sent.record(snapshot.id());
+                sent.record(snapshot.id(), snapshot.info.committed);
                 if let Err(reason) = self.send_snapshot(&mut link, &snapshot).await {
                     return Some(reason);
                 }
@@ -399,7 +402,7 @@ impl KeeperLink {
         if !sent.is_new(latest.id()) {
             return Ok(());
         }
-        sent.record(latest.id());
+        sent.record(latest.id(), latest.info.committed);
         self.send_snapshot(link, &latest).await
     }
 
@@ -431,7 +434,7 @@ impl KeeperLink {
     /// Takes queued messages, so that the time of their marks is not over unnoticed while a snapshot
     /// is sent.
     fn take_messages(&mut self) {
-        while self.waiting.len() < QUEUE
+        while self.waiting.len() < self.outgoing.max_capacity()
             && let Ok(message) = self.outgoing.try_recv()
         {
             if let Outgoing::Snapshot {
@@ -449,7 +452,9 @@ impl KeeperLink {
     /// Records that the keeper has a snapshot, if it was sent.
     fn record_stored(&self, id: SnapshotId, sent: &mut SentSnapshots) {
         let session = SessionId(id.session_id);
-        if sent.stored(id) && lock(&self.progress).stored(session, id.mark) {
+        if let Some(stored) = sent.stored(id)
+            && lock(&self.progress).stored(session, stored)
+        {
             // The lease may be able to move now.
             self.supervisor.reports.notify_one();
         }

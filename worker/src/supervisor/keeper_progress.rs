@@ -1,8 +1,9 @@
 //! Whether a lease could go on at its keeper.
 //!
-//! A client restores a session from the last mark that counts as kept, or from a later one; if its
-//! journal has lapsed, it tells the scheduler. A mark may count as kept although the keeper does not
-//! have its snapshot; see [`keeper_link`](super::keeper_link).
+//! A client restores a session from the last mark that counts as kept, or from a later one, or, as
+//! long as requests from before that are not answered, from the committed mark; if its journal has
+//! lapsed, it tells the scheduler. A mark may count as kept although the keeper does not have its
+//! snapshot; see [`keeper_link`](super::keeper_link).
 
 use std::collections::HashMap;
 
@@ -15,9 +16,26 @@ pub(super) struct KeeperProgress {
     keeper: Option<WorkerId>,
     /// The last mark of each session that counts as kept.
     counted: HashMap<SessionId, u64>,
-    /// The last mark of each session whose snapshot the keeper has.
-    stored: HashMap<SessionId, u64>,
+    /// What the keeper has of each session.
+    stored: HashMap<SessionId, StoredMarks>,
     is_unknown: bool,
+}
+
+/// The snapshots of a session that its keeper has.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct StoredMarks {
+    /// Their marks, in ascending order.
+    pub(super) marks: Vec<u64>,
+    /// The mark that the client had committed when the last one was taken; 0 if none.
+    pub(super) committed: u64,
+}
+
+impl StoredMarks {
+    /// Returns whether a session could go on whose last mark that counts as kept is `counted`.
+    fn suffice(&self, counted: u64) -> bool {
+        let has_committed = self.committed == 0 || self.marks.contains(&self.committed);
+        has_committed && self.marks.last().is_some_and(|last| *last >= counted)
+    }
 }
 
 impl KeeperProgress {
@@ -44,12 +62,11 @@ impl KeeperProgress {
         self.is_unknown = true;
     }
 
-    /// Records that the keeper has the snapshot of a mark. Returns whether it had none from which
-    /// the session could go on.
-    pub(super) fn stored(&mut self, session: SessionId, mark: u64) -> bool {
+    /// Records which snapshots of a session the keeper has. Returns whether it had none from which the
+    /// session could go on.
+    pub(super) fn stored(&mut self, session: SessionId, stored: StoredMarks) -> bool {
         let had_one = self.has(session);
-        let latest = self.stored.entry(session).or_default();
-        *latest = mark.max(*latest);
+        self.stored.insert(session, stored);
         !had_one
     }
 
@@ -57,7 +74,7 @@ impl KeeperProgress {
     fn has(&self, session: SessionId) -> bool {
         let counted = self.counted.get(&session).copied().unwrap_or_default();
         let stored = self.stored.get(&session);
-        stored.is_some_and(|stored| *stored >= counted)
+        stored.is_some_and(|stored| stored.suffice(counted))
     }
 
     pub(super) fn end_session(&mut self, session: SessionId) {
@@ -67,8 +84,9 @@ impl KeeperProgress {
 
     /// Returns the keeper if all sessions could go on there. `live_sessions` is their number.
     pub(super) fn keeper_of_all(&self, live_sessions: usize) -> Option<WorkerId> {
-        let has_all = self.counted.keys().all(|session| self.has(*session))
-            && self.stored.len() >= live_sessions;
+        let mut sessions = self.counted.keys().chain(self.stored.keys());
+        let has_all =
+            sessions.all(|session| self.has(*session)) && self.stored.len() >= live_sessions;
         self.keeper
             .filter(|_| has_all && live_sessions > 0 && !self.is_unknown)
     }
@@ -80,16 +98,22 @@ mod tests {
 
     const KEEPER: WorkerId = WorkerId(7);
 
+    /// The keeper has snapshots of these marks, of which the client had committed one.
+    fn stored(marks: &[u64], committed: u64) -> StoredMarks {
+        let marks = marks.to_vec();
+        StoredMarks { marks, committed }
+    }
+
     #[test]
     fn keeper_has_all_once_each_session_has_a_snapshot_there() {
         let [first, second] = [SessionId(1), SessionId(2)];
         let mut progress = KeeperProgress::default();
-        progress.stored(first, 1);
+        progress.stored(first, stored(&[1], 0));
         assert_eq!(progress.keeper_of_all(1), None, "there is no connection");
         progress.connected(KEEPER);
         assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
         assert_eq!(progress.keeper_of_all(2), None);
-        progress.stored(second, 4);
+        progress.stored(second, stored(&[4], 0));
         assert_eq!(progress.keeper_of_all(2), Some(KEEPER));
         progress.end_session(first);
         assert_eq!(progress.keeper_of_all(2), None);
@@ -102,18 +126,30 @@ mod tests {
         let session = SessionId(1);
         let mut progress = KeeperProgress::default();
         progress.connected(KEEPER);
-        progress.stored(session, 1);
+        progress.stored(session, stored(&[1], 0));
         progress.counted(session, 1);
         assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
         // The keeper did not store it in time.
         progress.counted(session, 2);
         assert_eq!(progress.keeper_of_all(1), None);
-        progress.stored(session, 1);
+        progress.stored(session, stored(&[1], 0));
         assert_eq!(progress.keeper_of_all(1), None);
-        progress.stored(session, 2);
+        progress.stored(session, stored(&[2], 0));
         assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
         progress.disconnected();
         progress.connected(KEEPER);
         assert_eq!(progress.keeper_of_all(1), None);
+    }
+
+    #[test]
+    fn committed_mark_is_needed_while_later_requests_are_not_answered() {
+        let session = SessionId(1);
+        let mut progress = KeeperProgress::default();
+        progress.connected(KEEPER);
+        // The keeper had no room for mark 2.
+        progress.stored(session, stored(&[3], 2));
+        assert_eq!(progress.keeper_of_all(1), None);
+        progress.stored(session, stored(&[3, 4], 3));
+        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
     }
 }

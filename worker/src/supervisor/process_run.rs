@@ -22,7 +22,7 @@ use super::{
     lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
     process::Process,
     restarts::Restarts,
-    snapshots::Refused,
+    snapshots::{Refused, SnapshotBounds},
 };
 use crate::{
     blobs::shared::{Segment, SegmentError},
@@ -63,8 +63,8 @@ pub(super) struct ProcessRun<'a> {
     pub(super) began: Instant,
     /// Why the process cannot run the lease, in its own words.
     pub(super) failure: Option<String>,
-    /// Maximum bytes of the lease's snapshots; 0 if it has none.
-    pub(super) snapshot_bytes: u64,
+    /// Bounds of the lease's snapshots; `None` if it has none.
+    pub(super) snapshot_bounds: Option<SnapshotBounds>,
     pub(super) restarts: &'a mut Restarts,
     pub(super) keeper: &'a mut KeeperQueues,
 }
@@ -129,16 +129,16 @@ impl ProcessRun<'_> {
         info: SnapshotInfo,
         file: OwnedFd,
     ) -> Result<Option<SnapshotKept>, String> {
-        if self.snapshot_bytes == 0 {
+        let Some(bounds) = self.snapshot_bounds else {
             return Err("it sent a snapshot, and its lease takes none".into());
-        }
+        };
         let (epoch, session) = (self.restarts.epoch(), SessionId(info.session_id));
         let mut snapshots = lock(&supervisor.snapshots);
-        let added = snapshots.add(self.lease, self.snapshot_bytes, epoch, info, file);
+        let added = snapshots.add(self.lease, bounds, epoch, info, file);
         drop(snapshots);
         let error = match added {
             Ok(()) => {
-                self.restarts.progressed();
+                self.restarts.kept(session, info.mark);
                 if self.keeper.send(session, info.mark) {
                     return Ok(None);
                 }
@@ -210,6 +210,7 @@ impl ProcessRun<'_> {
                 let session = SessionId(session);
                 lock(&supervisor.snapshots).forget_session(self.lease, session);
                 self.keeper.end_session(session);
+                self.restarts.session_ended(session);
             }
             Event::RequestTurn(_) => {
                 return Err("it requested a device that it does not have".into());

@@ -1,6 +1,11 @@
 //! Decides whether a lease whose process has died goes on in another one.
 
-use std::time::Instant;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Instant,
+};
+
+use tensord_proto::ids::SessionId;
 
 use super::recent_deaths::{DEATH_WINDOW, RecentDeaths};
 
@@ -19,11 +24,13 @@ const MOVE_SHIFT: u32 = 32;
 pub(super) struct Restarts {
     /// Higher for each process of the lease, on whichever worker.
     epoch: u64,
-    /// Number of those since the last new snapshot.
+    /// Number of deaths since the last new snapshot.
     without_progress: u32,
-    /// What the devices were executing at the last death. An op's number shows how far its session
-    /// has got.
-    last_ops: Vec<String>,
+    /// The latest mark of each session that has a snapshot.
+    latest_marks: HashMap<SessionId, u64>,
+    /// What each device was executing at the last death, by its position in the lease. An op's
+    /// number shows how far its session has got.
+    last_ops: BTreeMap<usize, String>,
     recent: RecentDeaths,
 }
 
@@ -41,18 +48,33 @@ impl Restarts {
         self.epoch
     }
 
-    /// Records a new snapshot: the lease has progressed past the point of the last death.
-    pub(super) fn progressed(&mut self) {
-        self.without_progress = 0;
+    /// Records a snapshot of a session at `mark`. If the session had none at this mark or a later
+    /// one, the lease has progressed. A process that was restored comes to the marks again that
+    /// are in the client's journal.
+    pub(super) fn kept(&mut self, session: SessionId, mark: u64) {
+        let latest = self.latest_marks.entry(session).or_default();
+        if mark > *latest {
+            *latest = mark;
+            self.without_progress = 0;
+        }
     }
 
-    /// Records a death while the devices executed `ops`.
+    pub(super) fn session_ended(&mut self, session: SessionId) {
+        self.latest_marks.remove(&session);
+    }
+
+    /// Records a death while the devices executed `ops`: each op's text, by the position of its
+    /// device.
     ///
     /// # Errors
     ///
     /// The reason why the lease must end. So an op that crashes its process does not crash one
     /// process after the other.
-    pub(super) fn died(&mut self, now: Instant, ops: &[String]) -> Result<(), String> {
+    pub(super) fn died(
+        &mut self,
+        now: Instant,
+        ops: &BTreeMap<usize, String>,
+    ) -> Result<(), String> {
         self.epoch += 1;
         if self.recent.record(now) >= MAX_DEATHS {
             return Err(format!(
@@ -60,9 +82,10 @@ impl Restarts {
             ));
         }
         self.without_progress += 1;
-        if !ops.is_empty() && *ops == self.last_ops {
-            let ops = ops.join(" and ");
-            return Err(format!("two processes have died in {ops}"));
+        // The other devices may be anywhere when one op ends the process.
+        let mut repeated = ops.iter();
+        if let Some((_, op)) = repeated.find(|(device, op)| self.last_ops.get(device) == Some(op)) {
+            return Err(format!("two processes have died in {op}"));
         }
         if self.without_progress >= MAX_DEATHS_WITHOUT_PROGRESS {
             return Err(format!(
@@ -70,7 +93,7 @@ impl Restarts {
                 self.without_progress
             ));
         }
-        self.last_ops = ops.to_vec();
+        self.last_ops.clone_from(ops);
         Ok(())
     }
 }
@@ -79,22 +102,37 @@ impl Restarts {
 mod tests {
     use super::*;
 
-    fn op(number: u64) -> Vec<String> {
-        vec![format!("op {number} (Matmul)")]
+    const SESSION: SessionId = SessionId(1);
+
+    /// The ops of the first devices.
+    fn ops(numbers: &[u64]) -> BTreeMap<usize, String> {
+        let text = |number: &u64| format!("op {number} (Matmul)");
+        numbers.iter().map(text).enumerate().collect()
     }
 
     #[test]
     fn lease_ends_when_an_op_ends_a_second_process() {
         let now = Instant::now();
         let mut restarts = Restarts::default();
-        assert_eq!(restarts.died(now, &op(5)), Ok(()));
-        assert_eq!(restarts.died(now, &op(6)), Ok(()));
+        assert_eq!(restarts.died(now, &ops(&[5])), Ok(()));
+        assert_eq!(restarts.died(now, &ops(&[6])), Ok(()));
         // A snapshot of another session.
-        restarts.progressed();
-        let error = restarts.died(now, &op(6)).unwrap_err();
+        restarts.kept(SESSION, 1);
+        let error = restarts.died(now, &ops(&[6])).unwrap_err();
         assert_eq!(error, "two processes have died in op 6 (Matmul)");
         assert_eq!(restarts.epoch(), 3);
         assert!(Restarts::after_moves(1).epoch() > restarts.epoch());
+    }
+
+    #[test]
+    fn lease_ends_whatever_the_other_devices_execute() {
+        let now = Instant::now();
+        let mut restarts = Restarts::default();
+        assert_eq!(restarts.died(now, &ops(&[7, 5])), Ok(()));
+        // The second device is where the first one was.
+        assert_eq!(restarts.died(now, &ops(&[8, 7])), Ok(()));
+        let error = restarts.died(now, &ops(&[9, 7])).unwrap_err();
+        assert_eq!(error, "two processes have died in op 7 (Matmul)");
     }
 
     #[test]
@@ -102,24 +140,28 @@ mod tests {
         let now = Instant::now();
         let mut restarts = Restarts::default();
         // Killed between two ops.
-        let die = |restarts: &mut Restarts| {
-            for _ in 1..MAX_DEATHS_WITHOUT_PROGRESS {
-                assert_eq!(restarts.died(now, &[]), Ok(()));
-            }
+        let die = |restarts: &mut Restarts| restarts.died(now, &BTreeMap::new());
+        let live_on = |restarts: &mut Restarts, deaths: u32| {
+            assert!((0..deaths).all(|_| die(restarts).is_ok()));
         };
-        die(&mut restarts);
-        restarts.progressed();
-        die(&mut restarts);
-        assert!(restarts.died(now, &[]).is_err());
+        live_on(&mut restarts, MAX_DEATHS_WITHOUT_PROGRESS - 1);
+        restarts.kept(SESSION, 1);
+        live_on(&mut restarts, MAX_DEATHS_WITHOUT_PROGRESS - 2);
+        // The session comes to this mark again each time.
+        restarts.kept(SESSION, 1);
+        live_on(&mut restarts, 1);
+        assert!(die(&mut restarts).is_err());
     }
 
     #[test]
     fn lease_ends_after_many_deaths_in_a_short_time() {
         let now = Instant::now();
         let mut restarts = Restarts::default();
+        let mut mark = 0;
         let mut die = |at: Instant| {
-            restarts.progressed();
-            restarts.died(at, &[])
+            mark += 1;
+            restarts.kept(SESSION, mark);
+            restarts.died(at, &BTreeMap::new())
         };
         let slowly = (0..100).map(|number| now + number * DEATH_WINDOW / 10);
         assert!(slowly.into_iter().all(|at| die(at).is_ok()));

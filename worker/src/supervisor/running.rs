@@ -1,7 +1,7 @@
 //! Runs a lease in one process after the other: how each begins and ends. `process_run` has what
 //! happens in between.
 
-use std::{os::fd::AsFd, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Instant};
 
 use tensord_proto::ids::{LeaseId, SessionId};
 use tokio::task::JoinSet;
@@ -15,6 +15,7 @@ use super::{
     process::Process,
     process_run::ProcessRun,
     restarts::Restarts,
+    snapshots::SnapshotBounds,
 };
 use crate::{
     locks::lock,
@@ -26,9 +27,10 @@ impl Supervisor {
     /// Runs a lease until it has ended, in one process after the other.
     pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: LeaseQueues) {
         let mut restarts = Restarts::after_moves(queues.granted.epoch);
+        let devices = queues.granted.grants.len();
         let keepers = queues.keeper.clone();
         let progress = queues.progress.clone();
-        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, keepers, progress);
+        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, devices, keepers, progress);
         // Aborted when this task ends.
         let mut sending = JoinSet::new();
         sending.spawn(link.run());
@@ -121,6 +123,7 @@ impl Supervisor {
         let lease = LeaseId(queues.granted.lease_id);
         let tenant = queues.granted.tenant.clone();
         let tasks = self.first_tasks(lease, &tenant, queues);
+        let (max_bytes, devices) = (start.settings.snapshot_bytes, start.devices.len());
         let mut run = ProcessRun {
             lease,
             tenant,
@@ -131,7 +134,7 @@ impl Supervisor {
             devices: start.devices.iter().map(|device| device.index).collect(),
             began,
             failure: None,
-            snapshot_bytes: start.settings.snapshot_bytes,
+            snapshot_bounds: (max_bytes > 0).then_some(SnapshotBounds { max_bytes, devices }),
             restarts,
             keeper,
         };
@@ -160,9 +163,10 @@ impl Supervisor {
         };
         drop(process);
         let ops = records.read();
-        let how = match ops.is_empty() {
+        let current: Vec<_> = ops.values().map(String::as_str).collect();
+        let how = match current.is_empty() {
             true => how,
-            false => format!("{how}, in {}", ops.join(" and ")),
+            false => format!("{how}, in {}", current.join(" and ")),
         };
         ProcessEnd { how, ops, has_died }
     }
@@ -248,8 +252,8 @@ struct Prepared {
 struct ProcessEnd {
     /// The reason for people.
     how: String,
-    /// The ops that its devices were executing.
-    ops: Vec<String>,
+    /// The ops that its devices were executing, by the position of the device.
+    ops: BTreeMap<usize, String>,
     /// Whether nobody has ended the process, so that another one may do better.
     has_died: bool,
 }

@@ -19,9 +19,9 @@ use tensord_proto::{
 
 use crate::{blobs::shared::SEALS, process_message::SnapshotInfo};
 
-/// Maximum number of a lease's sessions that have snapshots. An honest client has one session on
-/// each device. Each snapshot is an open file of the worker.
-const MAX_SESSIONS: usize = 16;
+/// Maximum number of sessions that have snapshots, for each device of their lease. An honest client
+/// has one session on each device. Each snapshot is an open file of the worker.
+const MAX_SESSIONS_PER_DEVICE: usize = 16;
 
 /// Least bytes that a snapshot is charged for: it takes a descriptor of the worker, too.
 const MIN_COST_BYTES: u64 = 64 << 10;
@@ -52,6 +52,15 @@ impl KeptSnapshot {
     }
 }
 
+/// The bounds of a lease's snapshots.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SnapshotBounds {
+    /// Maximum bytes of all of them.
+    pub(crate) max_bytes: u64,
+    /// Number of the lease's devices on this worker.
+    pub(crate) devices: usize,
+}
+
 /// The snapshots of all leases.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
@@ -76,14 +85,14 @@ pub(crate) enum Refused {
 
 impl Snapshots {
     /// Adds a snapshot that the lease's process of this epoch has sent, if the lease's snapshots then
-    /// take at most `max_bytes`. Drops those of the session that are not needed any more.
+    /// keep to `bounds`. Drops those of the session that are not needed any more.
     ///
     /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
     /// earlier processes there are replaced.
     pub(crate) fn add(
         &mut self,
         lease: LeaseId,
-        max_bytes: u64,
+        bounds: SnapshotBounds,
         epoch: u64,
         info: SnapshotInfo,
         file: OwnedFd,
@@ -105,8 +114,10 @@ impl Snapshots {
             used_bytes: lease_used_bytes,
             sessions,
         } = self.leases.entry(lease).or_default();
-        if !sessions.contains_key(&session) && sessions.len() >= MAX_SESSIONS {
-            let reason = format!("{MAX_SESSIONS} sessions of the lease have snapshots");
+        let SnapshotBounds { max_bytes, devices } = bounds;
+        let max_sessions = MAX_SESSIONS_PER_DEVICE.saturating_mul(devices);
+        if !sessions.contains_key(&session) && sessions.len() >= max_sessions {
+            let reason = format!("{max_sessions} sessions of the lease have snapshots");
             return Err(Refused::Full(reason));
         }
         let kept = sessions.entry(session).or_default();
@@ -217,7 +228,10 @@ mod tests {
     const UNIT: u64 = MIN_COST_BYTES;
 
     /// The bound of the tests.
-    const MAX: u64 = 100 * UNIT;
+    const MAX: SnapshotBounds = SnapshotBounds {
+        max_bytes: 100 * UNIT,
+        devices: 1,
+    };
 
     fn memory(units: u64) -> OwnedFd {
         let mut file = unnamed_memory("test").unwrap();
@@ -338,9 +352,31 @@ mod tests {
     #[test]
     fn small_snapshots_are_bounded_in_number() {
         let mut snapshots = Snapshots::default();
-        let max = 10 * UNIT;
+        let max = SnapshotBounds {
+            max_bytes: 10 * UNIT,
+            ..MAX
+        };
         let mut add = |session| snapshots.add(LEASE, max, 0, info(session, 1, 0, 0), memory(0));
         assert!((0..10).all(|session| add(session).is_ok()));
         assert!(matches!(add(10), Err(Refused::Full(_))));
+    }
+
+    #[test]
+    fn number_of_sessions_is_bounded_for_each_device() {
+        for devices in [1, 3] {
+            let mut snapshots = Snapshots::default();
+            let bounds = SnapshotBounds { devices, ..MAX };
+            let mut add = |session| {
+                let info = info(session, 1, 0, 0);
+                snapshots.add(LEASE, bounds, 0, info, memory(0))
+            };
+            let sessions = (MAX_SESSIONS_PER_DEVICE * devices) as u64;
+            assert!((0..sessions).all(|session| add(session).is_ok()));
+            assert!(matches!(add(sessions), Err(Refused::Full(_))));
+            assert!(
+                matches!(add(0), Err(Refused::Violation)),
+                "not a later mark"
+            );
+        }
     }
 }

@@ -271,11 +271,8 @@ impl SourceConnection {
             return Ok(None);
         }
         let file = OwnedFd::from(file);
-        let max_bytes = kept.max_bytes;
-        match kept
-            .snapshots
-            .add(self.lease, max_bytes, id.epoch, info, file)
-        {
+        let bounds = kept.bounds;
+        match kept.snapshots.add(self.lease, bounds, id.epoch, info, file) {
             Ok(()) => Ok(Some((id, String::new()))),
             Err(Refused::Full(reason)) => Ok(Some((id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),

@@ -12,12 +12,17 @@ use crate::{
 
 const LEASE: LeaseId = LeaseId(7);
 
+const BOUNDS: SnapshotBounds = SnapshotBounds {
+    max_bytes: 1 << 20,
+    devices: 1,
+};
+
 fn certificate(byte: u8) -> Fingerprint {
     Fingerprint([byte; 32])
 }
 
 fn allowed(now: Instant) -> KeptForOthers {
-    let mut kept = KeptForOthers::new(1 << 20);
+    let mut kept = KeptForOthers::new(BOUNDS);
     kept.allow(now, LEASE, "w1".into(), certificate(1));
     kept
 }
@@ -32,7 +37,7 @@ fn add(kept: &mut KeptForOthers, mark: u64) {
         committed: 0,
         size_bytes: 8,
     };
-    let added = kept.snapshots.add(LEASE, 1 << 20, 0, info, file.into());
+    let added = kept.snapshots.add(LEASE, BOUNDS, 0, info, file.into());
     assert_eq!(added, Ok(()));
 }
 
