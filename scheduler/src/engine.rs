@@ -28,7 +28,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
-use crate::lease::Leases;
+use crate::lease::{Leases, Standing};
 use crate::options::Options;
 use crate::pool::{Feasibility, Pool};
 use crate::queue::{Queue, QueuedRequest};
@@ -135,7 +135,7 @@ impl Engine {
             devices: lease.lease_devices.iter().map(device).collect(),
             is_durable: lease.is_durable,
             epoch: lease.epoch,
-            waits: lease.lost.clone(),
+            waits: lease.lost().cloned(),
             move_to: self.check_move(id),
         })
     }
@@ -177,7 +177,7 @@ impl Engine {
             .into_iter()
             .find(|worker| !self.pool.contains(*worker))?;
         let missing = EndReason::WorkerMissing { worker };
-        Some(lease.lost.clone().unwrap_or(missing))
+        Some(lease.lost().cloned().unwrap_or(missing))
     }
 
     /// Ends a lease and notifies its connected workers and its attached client. A `reason`
@@ -275,7 +275,8 @@ impl Engine {
             .rejoin_by
             .unwrap_or(self.now + self.options.lease_expiry);
         lease.rejoin_by = (!complete).then_some(rejoin_by);
-        if complete && lease.lost.take().is_some() {
+        if complete && lease.lost().is_some() {
+            lease.standing = Standing::Running;
             // The client waits for this, or has not received where the lease was last.
             self.report_moved(id);
         }

@@ -49,10 +49,21 @@ pub(crate) struct Lease {
     pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
-    /// Why the lease will end at `rejoin_by`, if its worker is gone.
-    pub(crate) lost: Option<EndReason>,
-    /// Whether the client knows that, on its current stream.
-    pub(crate) is_loss_reported: bool,
+    pub(crate) standing: Standing,
+    /// Whether the client knows the standing, on its current stream, if it is another one than
+    /// [`Running`](Standing::Running).
+    pub(crate) is_standing_reported: bool,
+}
+
+/// Whether a lease has devices, or why it has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It has its devices.
+    #[default]
+    Running,
+    /// Its worker is gone. It ends for this reason at its `rejoin_by`, unless it has moved to its
+    /// keeper by then.
+    Lost(EndReason),
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -136,9 +147,17 @@ impl Lease {
         workers.all(|worker| worker == first).then_some(first)
     }
 
+    /// Returns why the lease will end, if its worker is gone.
+    pub(crate) fn lost(&self) -> Option<&EndReason> {
+        match &self.standing {
+            Standing::Lost(reason) => Some(reason),
+            Standing::Running => None,
+        }
+    }
+
     /// Returns whether the lease may go on at `device`: any, unless the lease is lost.
     pub(crate) fn may_resume_at(&self, device: Option<&DeviceSpec>) -> bool {
-        let requirement = self.requirement.filter(|_| self.lost.is_some());
+        let requirement = self.requirement.filter(|_| self.lost().is_some());
         requirement.is_none_or(|it| device.is_some_and(|device| it.accepts_back(device)))
     }
 

@@ -86,7 +86,7 @@ impl Engine {
         match self.leases.get_mut(id) {
             Some(lease) if lease.owner == Some(client) => {
                 lease.expires_at = None;
-                (lease.is_loss_reported, lease.is_restorable) = (false, false);
+                (lease.is_standing_reported, lease.is_restorable) = (false, false);
                 if epoch < lease.epoch {
                     self.report_moved(id);
                 }

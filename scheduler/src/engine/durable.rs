@@ -26,7 +26,7 @@ impl Engine {
         for (id, lease) in self.leases.iter_mut() {
             if lease.keeper == Some(worker) {
                 (lease.keeper, lease.is_kept) = (None, false);
-                over.extend(lease.lost.clone().map(|lost| (id, lost)));
+                over.extend(lease.lost().map(|lost| (id, lost.clone())));
             }
         }
         for (id, lost) in over {
@@ -55,7 +55,7 @@ impl Engine {
             }
         }
         let durable = self.leases.iter();
-        let durable = durable.filter(|(_, lease)| lease.is_durable && lease.lost.is_none());
+        let durable = durable.filter(|(_, lease)| lease.is_durable && lease.lost().is_none());
         for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
             self.assign_keeper(id, &mut kept);
         }

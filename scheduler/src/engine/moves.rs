@@ -13,7 +13,7 @@ use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
-use crate::lease::{Lease, Unreachable};
+use crate::lease::{Lease, Standing, Unreachable};
 use crate::reason::{CannotMove, EndReason};
 
 impl Engine {
@@ -33,8 +33,8 @@ impl Engine {
         };
         let rejoin_by = self.now + self.options.recovery_timeout;
         if let Some(lease) = self.leases.get_mut(id) {
-            (lease.lost, lease.rejoin_by) = (Some(lost), Some(rejoin_by));
-            (lease.is_keeper_announced, lease.is_loss_reported) = (false, false);
+            (lease.standing, lease.rejoin_by) = (Standing::Lost(lost), Some(rejoin_by));
+            (lease.is_keeper_announced, lease.is_standing_reported) = (false, false);
         }
         true
     }
@@ -87,7 +87,10 @@ impl Engine {
     /// devices. A lost lease that needs more than are free has these held back for it; otherwise new
     /// leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
-        let lost = self.leases.iter().filter(|(_, lease)| lease.lost.is_some());
+        let lost = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| lease.lost().is_some());
         // The longest wait first.
         let lost = lost.map(|(id, lease)| (lease.rejoin_by, id));
         let lost: BTreeSet<_> = lost.collect();
@@ -139,9 +142,12 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        let unreported = lease.lost.clone().filter(|_| !lease.is_loss_reported);
+        let unreported = lease
+            .lost()
+            .filter(|_| !lease.is_standing_reported)
+            .cloned();
         if let (Some(client), Some(reason)) = (attached, unreported) {
-            lease.is_loss_reported = true;
+            lease.is_standing_reported = true;
             self.commands.push(Command::Interrupted {
                 client,
                 lease: id,
@@ -173,10 +179,10 @@ impl Engine {
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
-        if lease.lost.is_none() && !lease.is_restorable {
+        if lease.lost().is_none() && !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        if !lease.is_kept && lease.lost.is_none() {
+        if !lease.is_kept && lease.lost().is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }
         match self.free_at_keeper(id, lease) {
@@ -214,7 +220,8 @@ impl Engine {
             lease.lease_devices.clear();
             lease.add(&lease_devices);
             lease.epoch += 1;
-            (lease.lost, lease.rejoin_by, lease.unreachable) = (None, None, None);
+            lease.standing = Standing::Running;
+            (lease.rejoin_by, lease.unreachable) = (None, None);
             (lease.keeper, lease.is_kept) = (None, false);
         }
         self.report_moved(id);

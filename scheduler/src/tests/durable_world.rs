@@ -88,7 +88,7 @@ impl World {
         let free = self.free();
         for (id, lease) in self.engine.leases().iter() {
             let Some(own) = lease.only_worker().filter(|_| lease.is_durable) else {
-                assert_eq!((lease.keeper, &lease.lost), (None, &None), "{id}");
+                assert_eq!((lease.keeper, lease.lost()), (None, None), "{id}");
                 continue;
             };
             let own_devices = lease.lease_devices.keys();
@@ -107,13 +107,13 @@ impl World {
             let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
             if let Some(keeper) = lease.keeper {
                 assert!(
-                    lease.lost.is_some() || keepers.iter().any(|w| w.id == keeper.0),
+                    lease.lost().is_some() || keepers.iter().any(|w| w.id == keeper.0),
                     "{id} has keeper {keeper}"
                 );
             }
             let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
             let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
-            if lease.lost.is_none() {
+            if lease.lost().is_none() {
                 let is_possible = own_devices.iter().all(|it| it.is_some_and(is_exact));
                 let is_connected =
                     |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
@@ -134,7 +134,7 @@ impl World {
             let has_room = free.iter().filter(fits).count() >= count;
             let can_move = lease.owner.is_some_and(attached) && has_room;
             let is_draining = own_worker.is_some_and(KnownWorker::is_draining);
-            let must_move = lease.lost.is_some() || lease.is_movable() && is_draining;
+            let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
             self.check_held_back(id, lease, &free);
         }
@@ -154,7 +154,7 @@ impl World {
         assert!(held_back.len() < needed + usize::from(!is_attached), "{id}");
         for device_ref in held_back {
             let accepts = |it: Requirement| it.accepts(self.device(device_ref));
-            assert!(lease.lost.is_some() && lease.requirement.is_some_and(accepts));
+            assert!(lease.lost().is_some() && lease.requirement.is_some_and(accepts));
             assert!(free.contains(&device_ref) && lease.keeper == Some(device_ref.worker));
         }
     }
