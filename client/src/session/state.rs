@@ -274,8 +274,7 @@ impl State {
                     self.restore(opened.epoch, opened.mark)?;
                 }
             } else if opened.durable && self.may_be_durable() {
-                self.journal.begin(opened.epoch);
-                self.keep();
+                self.begin_journal(opened.epoch);
             }
             self.on_opened();
         }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tensord_proto::{
     codec::encode_type,
     ids::LeaseId,
-    v1::{TensorValue, Value, Values, tensor_value, value},
+    v1::{Opened, TensorValue, Value, Values, tensor_value, value},
 };
 
 use tensord_transport::{
@@ -373,4 +373,24 @@ fn every_way_into_a_full_session_waits() {
         calling.join().unwrap();
         assert_eq!(returns.iter().count(), MAX_RECORDED_ITEMS + 1, "{name}");
     }
+}
+
+#[test]
+fn session_goes_on_only_from_marks_that_it_has_offered() {
+    let (session, _) = pair();
+    let in_process = |epoch, mark| Opened {
+        epoch,
+        mark,
+        ..Opened::default()
+    };
+    let mut state = session.lock();
+    assert!(state.accepts_restore(&in_process(0, 0)));
+    assert!(!state.accepts_restore(&in_process(1, 0)), "it has none");
+    state.begin_journal(0);
+    state.record_due_mark(Instant::now());
+    let [point] = state.restore_points()[..] else {
+        panic!("the first mark is due at once");
+    };
+    assert!(state.accepts_restore(&in_process(1, point.mark)));
+    assert!(!state.accepts_restore(&in_process(1, point.mark + 1)));
 }

@@ -131,6 +131,12 @@ impl Session {
                 "the process was replaced while the bulk track connected".into(),
             ));
         }
+        if track == Track::Ops && !state.accepts_restore(opened) {
+            return Err(ConnectionEnd::BrokeRule(format!(
+                "the session goes on from mark {}, which it did not offer",
+                opened.mark
+            )));
+        }
         let attached = state.attach(track, opened, profile);
         drop(state);
         self.room.notify_all();

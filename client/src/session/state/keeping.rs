@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
-    v1::{Marked, RestorePoint, frame::Body},
+    v1::{Marked, Opened, RestorePoint, frame::Body},
 };
 use tensord_transport::channel::resume::ResumeError;
 use tracing::warn;
@@ -145,6 +145,14 @@ impl State {
         self.restore_points()
     }
 
+    /// Returns whether the session may go on where a worker says: in the same process, or from one of
+    /// the marks that it has offered.
+    pub(in super::super) fn accepts_restore(&self, opened: &Opened) -> bool {
+        let is_restored = self.ops.was_attached() && opened.epoch > self.journal.epoch();
+        let mut points = self.restore_points().into_iter();
+        self.end.is_some() || !is_restored || points.any(|point| point.mark == opened.mark)
+    }
+
     /// Processes that the worker has opened the session.
     pub(super) fn on_opened(&mut self) {
         if let Some(member) = self.cohort_member.as_ref().filter(|_| self.journal.is_on()) {
@@ -156,6 +164,12 @@ impl State {
     /// Returns the epoch of the process that the session is in.
     pub(in super::super) fn epoch(&self) -> u64 {
         self.journal.epoch()
+    }
+
+    /// Begins to place marks in a process of this epoch.
+    pub(in super::super) fn begin_journal(&mut self, epoch: u64) {
+        self.journal.begin(epoch);
+        self.keep();
     }
 
     /// Begins to keep what is sent and answered.
