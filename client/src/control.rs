@@ -22,8 +22,8 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         CancelRequest, ClientHello, Error, ErrorCode, Granted, Interrupted, LeaseRequest, Moved,
-        PoolMessage, ReleaseLease, Renewed, Restorable, WorkerUnreachable, client_message,
-        pool_message,
+        PoolMessage, ReleaseLease, Renewed, Restorable, Suspended, WorkerUnreachable,
+        client_message, pool_message,
     },
     version,
 };
@@ -137,6 +137,8 @@ impl Control {
                         "lost the connection to the scheduler at {} ({reason}); leases continue",
                         self.url.authority()
                     );
+                    let leases = self.leases.values();
+                    leases.for_each(|held_lease| held_lease.watch.pool_lost());
                 }
             }
             stream = loop {
@@ -357,6 +359,7 @@ impl Control {
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
             Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
             Some(pool_message::Body::Interrupted(interrupted)) => self.interrupted(interrupted),
+            Some(pool_message::Body::Suspended(suspended)) => self.suspended(&suspended),
             Some(pool_message::Body::Moved(moved)) => self.moved(&moved),
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
@@ -393,6 +396,24 @@ impl Control {
             let error = interrupted.error.unwrap_or_default();
             warn!("lease {lease} waits until it can go on: {error}");
             held_lease.watch.interrupt(&error.to_string());
+        }
+    }
+
+    /// Has the sessions of a lease wait until the lease is resumed.
+    fn suspended(&self, suspended: &Suspended) {
+        let lease = LeaseId(suspended.lease_id);
+        if let Some(held_lease) = self.leases.get(&lease) {
+            let waits_for = suspended.waits_for.iter();
+            let waits_for = waits_for.map(|name| sanitize(name, MESSAGE_CHARS).to_string());
+            let waits_for: Vec<_> = waits_for.collect();
+            match waits_for.is_empty() {
+                true => warn!("lease {lease} is suspended"),
+                false => info!(
+                    "lease {lease} waits for devices of {}",
+                    waits_for.join(" or ")
+                ),
+            }
+            held_lease.watch.suspend(&waits_for);
         }
     }
 

@@ -60,6 +60,18 @@ pub enum Command {
         /// Why the lease ends unless it goes on in time.
         reason: EndReason,
     },
+    /// Report to its client that a lease is suspended and has no devices. [`Moved`](Self::Moved) or
+    /// [`LeaseEnded`](Self::LeaseEnded) follows, however long it takes. Issued again when the lease
+    /// is resumed and has to wait for devices, and when the client attaches meanwhile.
+    Suspended {
+        /// The recipient.
+        client: ClientId,
+        /// The lease.
+        lease: LeaseId,
+        /// If the lease is resumed: the names of the workers that have its snapshots, for whose
+        /// devices it waits. Otherwise empty.
+        waits_for: Vec<String>,
+    },
     /// Have a worker send the snapshots of a lease's sessions to another worker, and have that
     /// one keep them. Issued again when one of the two has joined again.
     KeepSnapshots {
@@ -69,6 +81,15 @@ pub enum Command {
         source: Peer,
         /// The worker that keeps the snapshots.
         keeper: Peer,
+    },
+    /// Have a worker keep what it has of the snapshots of a suspended lease until
+    /// [`DropSnapshots`](Self::DropSnapshots), or until the lease goes on there. Issued again when
+    /// the worker has joined again.
+    HoldSnapshots {
+        /// The recipient.
+        holder: WorkerId,
+        /// The lease.
+        lease: LeaseId,
     },
     /// Have a worker drop the snapshots that it keeps of a lease.
     DropSnapshots {
@@ -105,6 +126,9 @@ pub enum Command {
         /// The grants by which the lease has, or had, devices of this worker. These and all
         /// earlier grants of the devices are void.
         grants: Vec<DeviceGrant>,
+        /// Whether the worker is to keep the snapshots of the lease's sessions, from which the lease
+        /// is to go on, until [`DropSnapshots`](Self::DropSnapshots).
+        keeps_snapshots: bool,
     },
 }
 

@@ -2,8 +2,8 @@
 //!
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
-//! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs` and
-//! `engine/moves.rs`.
+//! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs`,
+//! `engine/moves.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
 //! - A device has at most one lease, and no lease has a device that does not
@@ -18,6 +18,7 @@
 mod clients;
 mod durable;
 mod moves;
+mod suspension;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -74,7 +75,7 @@ impl Engine {
         self.now = now;
         match event {
             Event::Tick => self.tick(),
-            Event::Suspended { since } => self.resume_after(since),
+            Event::Gap { since } => self.resume_after(since),
             Event::Evict { client } => self.evict(client),
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {
@@ -82,6 +83,8 @@ impl Engine {
                     self.try_move(lease);
                 }
             }
+            Event::SuspendLease { lease } => self.suspend(lease),
+            Event::ResumeLease { lease } => self.resume_suspended(lease),
             Event::Worker {
                 worker,
                 stream,
@@ -132,10 +135,14 @@ impl Engine {
             |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
         Some(LeaseSnapshot {
             owner: lease.owner,
-            devices: lease.lease_devices.iter().map(device).collect(),
+            devices: match lease.is_suspended() {
+                true => None,
+                false => lease.lease_devices.iter().map(device).collect(),
+            },
             is_durable: lease.is_durable,
             epoch: lease.epoch,
             waits: lease.lost().cloned(),
+            suspension: self.suspension(lease),
             move_to: self.check_move(id),
         })
     }
@@ -187,14 +194,10 @@ impl Engine {
         let Some(lease) = self.leases.remove(id, self.now) else {
             return;
         };
-        for worker in lease.workers() {
-            let grants = lease.grants_on(worker);
-            self.pool.end(worker, id, &grants);
-            if self.pool.is_connected(worker) {
-                self.send_end(worker, id, grants);
-            }
-        }
-        if let Some(keeper) = lease.keeper {
+        let grants = lease.workers().into_iter();
+        let grants = grants.map(|worker| (worker, lease.grants_on(worker)));
+        self.end_grants(id, grants.collect());
+        for keeper in lease.keeper.into_iter().chain(lease.holders) {
             self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
@@ -202,7 +205,18 @@ impl Engine {
         }
     }
 
-    /// Queues a command for a worker to end a lease. All such commands for one lease and
+    /// Ends grants of a lease. A worker without a stream learns of this when it is back.
+    fn end_grants(&mut self, id: LeaseId, grants: Vec<(WorkerId, Vec<DeviceGrant>)>) {
+        for (worker, grants) in grants {
+            self.pool.end(worker, id, &grants);
+            if self.pool.is_connected(worker) {
+                self.send_end(worker, id, grants);
+            }
+        }
+    }
+
+    /// Queues a command for a worker to end a lease, and to keep the lease's snapshots if the lease is
+    /// suspended and is to go on from these. All such commands for one lease and
     /// worker within one event are merged into one.
     fn send_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
         let mut commands = self.commands.iter_mut();
@@ -211,15 +225,21 @@ impl Engine {
                 worker: of,
                 lease: ended,
                 grants,
+                ..
             } if (*of, *ended) == (worker, lease) => Some(grants),
             _ => None,
         });
         match known {
-            None => self.commands.push(Command::EndLease {
-                worker,
-                lease,
-                grants,
-            }),
+            None => {
+                let known = self.leases.get(lease);
+                let keeps_snapshots = known.is_some_and(|known| known.holders.contains(&worker));
+                self.commands.push(Command::EndLease {
+                    worker,
+                    lease,
+                    grants,
+                    keeps_snapshots,
+                });
+            }
             Some(known) => {
                 for grant in grants {
                     match known.iter_mut().find(|known| known.index == grant.index) {

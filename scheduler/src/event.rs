@@ -28,7 +28,7 @@ pub enum Event {
     /// received nothing. Workers and clients get a new deadline to come back, as after a
     /// restart. The driver must send this event before any event that it notices
     /// afterwards.
-    Suspended {
+    Gap {
         /// The last time at which the scheduler ran before the gap.
         since: Timestamp,
     },
@@ -49,6 +49,18 @@ pub enum Event {
     /// An administrator moves a lease to its keeper. It moves at once, or not at all:
     /// [`Engine::check_move`](crate::Engine::check_move) returns the reason.
     MoveLease {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// An administrator suspends a lease: it gives its devices back, and keeps its state. That happens
+    /// at once, or not at all: [`Engine::check_suspend`](crate::Engine::check_suspend) returns the
+    /// reason.
+    SuspendLease {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// An administrator resumes a suspended lease, which goes on once there are devices for it.
+    ResumeLease {
         /// The lease.
         lease: LeaseId,
     },
@@ -84,6 +96,8 @@ pub enum WorkerEvent {
         /// For each device that was ever granted, the latest grant that has ended; all
         /// earlier grants of the device have ended, too.
         ended: Vec<DeviceGrant>,
+        /// The suspended leases whose snapshots the worker holds.
+        suspended: Vec<LeaseId>,
         /// The devices that the worker cannot offer at the moment.
         out_of_service: Outages,
         /// Whether the worker is about to stop, as [`Leaving`](Self::Leaving) announces.
@@ -93,7 +107,8 @@ pub enum WorkerEvent {
     Heartbeat,
     /// Which leases of the worker have their snapshots at their keepers.
     SnapshotsKept {
-        /// The leases, each with its keeper. All others of the worker have not.
+        /// The leases, each with its keeper, or with this worker itself if it has the snapshots and
+        /// room to keep them for a suspended lease. All others of the worker have not.
         kept: Vec<(LeaseId, WorkerId)>,
     },
     /// The worker has ended a lease and released its devices, except for the busy ones.

@@ -24,7 +24,7 @@ pub(crate) struct Lease {
     /// has claimed it yet.
     pub(crate) owner: Option<ClientId>,
     /// All devices of the lease, including those of workers that have yet to join, each
-    /// with the grant by which the lease has it.
+    /// with the grant by which the lease has it. Empty while the lease is suspended.
     pub(crate) lease_devices: BTreeMap<DeviceRef, GrantNumber>,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
@@ -41,6 +41,11 @@ pub(crate) struct Lease {
     /// Whether the keeper has the snapshots from which the lease would go on, as its worker has
     /// reported.
     pub(crate) is_kept: bool,
+    /// Whether the lease's own worker has them, and room to keep them when the lease is suspended, as
+    /// it has reported.
+    pub(crate) is_kept_here: bool,
+    /// The workers that have the snapshots of a suspended lease.
+    pub(crate) holders: BTreeSet<WorkerId>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
@@ -64,6 +69,10 @@ pub(crate) enum Standing {
     /// Its worker is gone. It ends for this reason at its `rejoin_by`, unless it has moved to its
     /// keeper by then.
     Lost(EndReason),
+    /// It was suspended, and has no devices.
+    Suspended,
+    /// It was suspended and then resumed at this time, and waits for devices.
+    Resuming { since: Timestamp },
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -151,8 +160,21 @@ impl Lease {
     pub(crate) fn lost(&self) -> Option<&EndReason> {
         match &self.standing {
             Standing::Lost(reason) => Some(reason),
-            Standing::Running => None,
+            Standing::Running | Standing::Suspended | Standing::Resuming { .. } => None,
         }
+    }
+
+    /// Returns whether the lease is suspended, or was and waits for devices.
+    pub(crate) fn is_suspended(&self) -> bool {
+        matches!(
+            self.standing,
+            Standing::Suspended | Standing::Resuming { .. }
+        )
+    }
+
+    /// Changes the standing. The client does not know it yet.
+    pub(crate) fn set_standing(&mut self, standing: Standing) {
+        (self.standing, self.is_standing_reported) = (standing, false);
     }
 
     /// Returns whether the lease may go on at `device`: any, unless the lease is lost.

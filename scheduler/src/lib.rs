@@ -37,6 +37,6 @@ pub use event::{
     Outages, Registration, StreamId, WorkerEvent,
 };
 pub use options::Options;
-pub use reason::{CannotMove, EndReason, RefuseReason};
-pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, WorkerSnapshot};
+pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason};
+pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use time::Timestamp;

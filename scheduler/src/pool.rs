@@ -373,6 +373,16 @@ impl Pool {
         free.filter(fits).take(requirement.devices()).collect()
     }
 
+    /// Returns how many free devices of a worker meet `requirement`: at most as many as `lease` needs.
+    pub(crate) fn count_fitting(
+        &self,
+        worker: WorkerId,
+        lease: LeaseId,
+        requirement: &Requirement,
+    ) -> usize {
+        self.fitting(worker, lease, requirement).len()
+    }
+
     /// Holds back no devices any more. Returns those that were held back, for
     /// [`held_back_before`](Self::held_back_before).
     pub(crate) fn hold_back_none(&mut self) -> BTreeMap<DeviceRef, LeaseId> {

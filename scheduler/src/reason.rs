@@ -64,6 +64,14 @@ pub enum EndReason {
         /// The name of the worker that has the snapshots.
         keeper: String,
     },
+    /// The lease was suspended, and the last worker that had its snapshots was lost or has left.
+    #[error("worker {name} ({worker}), which had the snapshots of the suspended lease, is gone")]
+    SnapshotsLost {
+        /// The worker's id.
+        worker: WorkerId,
+        /// The worker's name.
+        name: String,
+    },
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {
@@ -95,12 +103,26 @@ pub enum EndReason {
     Unknown,
 }
 
-/// The reason why a lease cannot move to another worker now.
+/// The reason why a lease cannot move to another worker now, or be suspended.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CannotMove {
     /// There is no such lease.
     #[error("there is no such lease")]
     Unknown,
+    /// It has no devices from which it could move.
+    #[error("it is suspended")]
+    Suspended,
+    /// Its worker is gone, and it waits for other devices.
+    #[error("its worker is gone, and it waits for devices of another one")]
+    Lost,
+    /// The scheduler has no connection from its worker.
+    #[error("its worker is not connected")]
+    WorkerAway,
+    /// No worker has its snapshots, or those that have them do not stay.
+    #[error(
+        "no worker that stays has its snapshots; a worker needs room for them within --snapshot-memory"
+    )]
+    NoHolder,
     /// The client requested that the lease end with its worker.
     #[error("it ends with its worker, as its program requested")]
     NotDurable,
@@ -135,4 +157,18 @@ pub enum CannotMove {
         /// The name of the keeper.
         keeper: String,
     },
+}
+
+/// The reason why a lease cannot be resumed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CannotResume {
+    /// There is no such lease.
+    #[error("there is no such lease")]
+    Unknown,
+    /// It has devices, or its worker was lost and it waits for others.
+    #[error("it is not suspended")]
+    NotSuspended,
+    /// It was resumed before.
+    #[error("it is resumed already, and waits for devices")]
+    Resumed,
 }

@@ -30,7 +30,7 @@ pub struct LeaseSnapshot {
     /// The lease's client; `None` until a client claims it.
     pub owner: Option<ClientId>,
     /// The lease's devices, in the order of worker and index; `None` while a worker of the
-    /// lease has yet to join.
+    /// lease has yet to join, or the lease is suspended.
     pub devices: Option<Vec<LeasedDevice>>,
     /// Whether the lease goes on at another worker if its worker is lost.
     pub is_durable: bool,
@@ -38,8 +38,19 @@ pub struct LeaseSnapshot {
     pub epoch: u64,
     /// Why the lease waits for a device, if its worker is gone.
     pub waits: Option<EndReason>,
+    /// Set if the lease is suspended.
+    pub suspension: Option<SuspensionSnapshot>,
     /// The name of the worker to which the lease could move now, or why it cannot.
     pub move_to: Result<String, CannotMove>,
+}
+
+/// How a suspended lease is at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SuspensionSnapshot {
+    /// The names of the workers that have its snapshots.
+    pub holders: Vec<String>,
+    /// Whether it was resumed, and waits for devices of one of these.
+    pub is_resumed: bool,
 }
 
 /// The state of a worker at one moment.

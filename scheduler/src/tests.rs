@@ -17,6 +17,7 @@ mod placement;
 mod property;
 mod queue;
 mod restart;
+mod suspension;
 mod workers;
 mod world;
 
@@ -91,6 +92,8 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
             | Command::Refused { .. }
             | Command::LeaseEnded { .. }
             | Command::Interrupted { .. }
+            | Command::Suspended { .. }
+            | Command::HoldSnapshots { .. }
             | Command::KeepSnapshots { .. }
             | Command::DropSnapshots { .. } => {}
         }
@@ -179,10 +182,12 @@ fn on_stream(other: u64, event: Event) -> Event {
     let stream = StreamId(other);
     match event {
         Event::Tick
-        | Event::Suspended { .. }
+        | Event::Gap { .. }
         | Event::Evict { .. }
         | Event::Drain { .. }
-        | Event::MoveLease { .. } => event,
+        | Event::MoveLease { .. }
+        | Event::SuspendLease { .. }
+        | Event::ResumeLease { .. } => event,
         Event::Worker { worker, event, .. } => Event::Worker {
             worker,
             stream,
@@ -226,6 +231,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
             registration,
             held: held.collect(),
             ended: Vec::new(),
+            suspended: Vec::new(),
             out_of_service: Outages::new(),
             leaving: false,
         },
@@ -265,6 +271,7 @@ fn join_leaving(join: Event) -> Event {
                 registration,
                 held,
                 ended,
+                suspended: Vec::new(),
                 out_of_service: Outages::new(),
                 leaving: true,
             },

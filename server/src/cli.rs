@@ -159,12 +159,14 @@ Examples:
         #[command(flatten)]
         url: UrlSettings,
     },
-    /// List the leases of a pool, or move one to another worker
+    /// List the leases of a pool, move one to another worker, suspend or resume one
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord lease list
   tensord lease list --json | jq -r '.leases[].lease'
-  tensord lease move 9a07e170be32795f")]
+  tensord lease move 9a07e170be32795f
+  tensord lease suspend 9a07e170be32795f
+  tensord lease resume 9a07e170be32795f")]
     Lease {
         #[command(subcommand)]
         command: LeaseCommand,
@@ -303,6 +305,22 @@ pub(crate) enum LeaseCommand {
     },
     /// Move a lease to the worker that keeps its snapshots; its program goes on there
     Move {
+        /// Id of the lease, as `tensord lease list` shows it
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        lease: LeaseId,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Have a lease give its devices back and keep its state; its program waits
+    Suspend {
+        /// Id of the lease, as `tensord lease list` shows it
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        lease: LeaseId,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Let a suspended lease go on, as soon as there are devices for it
+    Resume {
         /// Id of the lease, as `tensord lease list` shows it
         #[arg(value_name = "LEASE", value_parser = lease_id)]
         lease: LeaseId,

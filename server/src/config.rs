@@ -214,6 +214,16 @@ pub(crate) enum LeasesAction {
         /// The lease.
         lease: LeaseId,
     },
+    /// Have a lease give its devices back.
+    Suspend {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// Let a suspended lease go on.
+    Resume {
+        /// The lease.
+        lease: LeaseId,
+    },
 }
 
 /// An action on the workers of a pool.

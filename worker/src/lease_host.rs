@@ -38,7 +38,16 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Drops the snapshots that are kept of another worker's lease.
     fn drop_snapshots(&self, _lease: LeaseId) {}
 
-    /// Returns the leases that could go on at their keepers now.
+    /// Holds the snapshots of a suspended lease, which may be running here still, until they are
+    /// dropped or the lease is granted again.
+    fn hold_snapshots(&self, _lease: LeaseId) {}
+
+    /// Returns the suspended leases whose snapshots are held here.
+    fn suspended_leases(&self) -> Vec<LeaseId> {
+        Vec::new()
+    }
+
+    /// Returns the leases that could go on at their keepers now, or here after they were suspended.
     fn kept_leases(&self) -> Vec<KeptLease> {
         Vec::new()
     }

@@ -234,6 +234,11 @@ impl Registration {
         match command.body? {
             worker_command::Body::EndLease(end) => {
                 let lease = LeaseId(end.lease_id);
+                match end.hold_snapshots {
+                    true => self.host.hold_snapshots(lease),
+                    // An earlier command may have suspended the lease.
+                    false => self.host.drop_snapshots(lease),
+                }
                 self.host.end_lease(lease, &end.grants);
                 return Some(lease);
             }
@@ -242,6 +247,9 @@ impl Registration {
             worker_command::Body::KeepSnapshots(command) => self.host.keep_snapshots(&command),
             worker_command::Body::DropSnapshots(command) => {
                 self.host.drop_snapshots(LeaseId(command.lease_id));
+            }
+            worker_command::Body::HoldSnapshots(command) => {
+                self.host.hold_snapshots(LeaseId(command.lease_id));
             }
             worker_command::Body::Time(time) => self.host.set_time(time.time_ms),
             worker_command::Body::Registered(_) => {}
@@ -347,6 +355,7 @@ impl Registration {
             devices: self.worker_description.devices.clone(),
             held: self.host.held_devices(),
             ended: self.host.ended_grants(),
+            suspended_leases: self.host.suspended_leases().iter().map(|it| it.0).collect(),
             out_of_service: self.host.out_of_service(),
             leaving,
         }

@@ -276,7 +276,7 @@ impl Supervisor {
                 }
             }
             Action::Forget(lease) => {
-                lock(&self.snapshots).forget_lease(lease);
+                self.put_snapshots_away(lease);
                 drop(lock(&self.leases).remove(&lease));
             }
             Action::Released(lease) => {
@@ -317,6 +317,18 @@ impl Supervisor {
         // shutting down.
         if let Err(e) = self.jobs.try_send(job) {
             debug!("a job of the worker's processes is dropped: {e}");
+        }
+    }
+
+    /// Forgets the snapshots of a lease that goes on in no process here. If the lease is suspended, they
+    /// are held until it is resumed.
+    fn put_snapshots_away(&self, lease: LeaseId) {
+        let own = lock(&self.snapshots).of(lease);
+        lock(&self.snapshots).forget_lease(lease);
+        let leases = lock(&self.leases);
+        let is_suspended = leases.get(&lease).is_some_and(|lease| lease.is_suspended);
+        if is_suspended && !own.is_empty() {
+            lock(&self.kept_for_others).hold_own(lease, own);
         }
     }
 

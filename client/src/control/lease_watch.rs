@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::{
     lease::{LeaseEvent, LeaseEvents},
-    session::{Destination, Session, SessionTarget, UnreachableLeases},
+    session::{Destination, Interruption, Session, SessionTarget, UnreachableLeases},
 };
 
 /// Passes on to the sessions of a lease what the pool reports about the lease. Clones share the
@@ -55,7 +55,7 @@ impl LeaseWatch {
         let mut status = self.lock();
         let (destination, receiver) = watch::channel(Destination {
             target: Arc::new(target),
-            interrupted_at: None,
+            interruption: None,
             lease: self.lease,
             unreachable: self.unreachable.clone(),
             events: status.events.clone(),
@@ -112,17 +112,53 @@ impl LeaseWatch {
     /// Records that the lease's worker was lost, for `reason`, and that the lease waits until the
     /// pool reports where it goes on. Sessions that cannot go on in another process fail.
     pub(super) fn interrupt(&self, reason: &str) {
-        let now = Instant::now();
+        let reason = reason.to_owned();
+        let now = Interruption::Since(Instant::now());
+        self.wait(now, &reason.clone(), LeaseEvent::Waiting { reason });
+    }
+
+    /// Records that the lease is suspended, or that it was resumed and waits for devices of the
+    /// workers `waits_for`. Sessions that cannot go on in another process fail.
+    pub(super) fn suspend(&self, waits_for: &[String]) {
+        let event = match waits_for.is_empty() {
+            true => LeaseEvent::Suspended,
+            false => LeaseEvent::Waiting {
+                reason: format!(
+                    "it was suspended, and goes on when worker {} has devices for it",
+                    waits_for.join(" or ")
+                ),
+            },
+        };
+        let reason = "the lease was suspended when it had no snapshot to go on from";
+        self.wait(Interruption::Suspended, reason, event);
+    }
+
+    /// Records that the connection to the pool was lost: a suspended lease waits only for a while to
+    /// hear from the pool again, which then reports once more that the lease is suspended.
+    pub(super) fn pool_lost(&self) {
+        let now = Interruption::SuspendedUntilLost(Instant::now());
+        for watched in &self.lock().sessions {
+            watched.destination.send_if_modified(|destination| {
+                let is_suspended =
+                    matches!(destination.interruption, Some(Interruption::Suspended));
+                if is_suspended {
+                    destination.interruption = Some(now);
+                }
+                is_suspended
+            });
+        }
+    }
+
+    /// Has the sessions wait, or fail for `reason` if they could not go on in another process.
+    fn wait(&self, interruption: Interruption, reason: &str, event: LeaseEvent) {
         let status = self.lock();
-        status.events.send(LeaseEvent::Waiting {
-            reason: reason.to_owned(),
-        });
+        status.events.send(event);
         for watched in &status.sessions {
             match watched.session.upgrade() {
                 Some(session) if !session.can_be_restored() => session.fail(reason),
                 Some(_) => watched
                     .destination
-                    .send_modify(|destination| destination.interrupted_at = Some(now)),
+                    .send_modify(|destination| destination.interruption = Some(interruption)),
                 None => {}
             }
         }
@@ -157,7 +193,7 @@ impl WatchedSession {
         let (dialer, seed) = (old.dialer.clone(), old.access.seed);
         let target = SessionTarget::new(dialer, leased, moved.token.clone(), seed)?;
         self.destination.send_modify(|destination| {
-            (destination.target, destination.interrupted_at) = (Arc::new(target), None);
+            (destination.target, destination.interruption) = (Arc::new(target), None);
         });
         Ok(())
     }

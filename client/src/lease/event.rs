@@ -23,6 +23,9 @@ pub enum LeaseEvent {
         /// What has happened, and what the lease waits for.
         reason: String,
     },
+    /// An administrator has suspended the lease: it has no devices, and keeps its state. Ops and reads
+    /// wait until it is resumed.
+    Suspended,
     /// The lease moves to another worker, which has its snapshots.
     Moving {
         /// The name of that worker.
@@ -39,6 +42,7 @@ impl fmt::Display for LeaseEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Waiting { reason } => write!(f, "the lease waits: {reason}"),
+            Self::Suspended => f.write_str("the lease is suspended"),
             Self::Moving { worker } => write!(f, "the lease moves to worker {worker}"),
             Self::Running { worker } => write!(f, "the lease runs again, at worker {worker}"),
         }

@@ -61,13 +61,23 @@ impl SessionTarget {
 /// lease wait.
 const MAX_INTERRUPTION: Duration = Duration::from_secs(660);
 
+/// Why a session is to wait until the pool reports where it goes on, or that the lease has ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Interruption {
+    /// The pool has said so at this time, and must report within [`MAX_INTERRUPTION`].
+    Since(Instant),
+    /// The lease is suspended, however long that takes. The session must not try to reach a worker.
+    Suspended,
+    /// The same, but the connection to the pool was lost at this time. The pool must report within
+    /// [`MAX_INTERRUPTION`].
+    SuspendedUntilLost(Instant),
+}
+
 /// Where a session is to be, as the pool reports it.
 #[derive(Clone)]
 pub(crate) struct Destination {
     pub(crate) target: Arc<SessionTarget>,
-    /// When the pool reported that the worker was lost, and that it will report where the session
-    /// goes on, or that the lease has ended.
-    pub(crate) interrupted_at: Option<Instant>,
+    pub(crate) interruption: Option<Interruption>,
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<UnreachableLeases>,
@@ -78,8 +88,30 @@ pub(crate) struct Destination {
 impl Destination {
     /// Returns whether the pool will report where the session goes on.
     pub(super) fn is_interrupted(&self) -> bool {
-        let interrupted_at = self.interrupted_at;
-        interrupted_at.is_some_and(|at| at.elapsed() < MAX_INTERRUPTION)
+        match self.interruption {
+            Some(Interruption::Since(at) | Interruption::SuspendedUntilLost(at)) => {
+                at.elapsed() < MAX_INTERRUPTION
+            }
+            Some(Interruption::Suspended) => true,
+            None => false,
+        }
+    }
+
+    /// Returns whether the session must not try to reach a worker, as its lease is suspended.
+    pub(super) fn must_wait(&self) -> bool {
+        match self.interruption {
+            Some(Interruption::Suspended) => true,
+            Some(Interruption::SuspendedUntilLost(_)) => self.is_interrupted(),
+            Some(Interruption::Since(_)) | None => false,
+        }
+    }
+
+    /// Returns until when the session must wait at most; `None` if there is no limit.
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        match self.interruption {
+            Some(Interruption::SuspendedUntilLost(at)) => Some(at + MAX_INTERRUPTION),
+            _ => None,
+        }
     }
 }
 

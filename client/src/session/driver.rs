@@ -1,7 +1,7 @@
 //! The tasks that keep a session connected, one for each of its tracks: dial, open or
 //! resume, exchange frames, and again.
 
-use std::{convert::Infallible, future::pending, mem, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
 
 use tensord_proto::v1::frame::Body;
 use tensord_transport::{
@@ -97,6 +97,12 @@ async fn keep_connected(
         let current = destination.borrow_and_update().clone();
         let is_interrupted = current.is_interrupted();
         reach.go_to(&current, is_interrupted);
+        if current.must_wait() {
+            match resumed_or_over(session, destination, track, current.waits_until()).await {
+                true => continue,
+                false => return,
+            }
+        }
         let until = reach.last_received + worker_timeout(session);
         let connected = tokio::select! {
             connected = connect(session, &reach.target, track, resume) => connected,
@@ -127,8 +133,9 @@ async fn keep_connected(
                 let end = TrackEnd { session, track };
                 let ended = tokio::select! {
                     ended = pump(&end, connection, link, Timing::DEFAULT) => after_pump(ended),
-                    () = moved(destination, &reach.target) => {
-                        ConnectionEnd::Lost("the pool has reported where the lease goes on".into())
+                    () = moved_or_suspended(destination, &reach.target) => {
+                        let reason = "the pool has suspended the lease, or reported where it goes on";
+                        ConnectionEnd::Lost(reason.into())
                     }
                 };
                 reach.received_at(session.last_received(track).into());
@@ -149,6 +156,33 @@ async fn keep_connected(
         };
         give_up(session, reason, opened);
         return;
+    }
+}
+
+/// Waits until the pool reports something about a suspended lease, or until `deadline`. Returns
+/// `false` if the session is over, or the pool reports nothing any more.
+async fn resumed_or_over(
+    session: &Session,
+    destination: &mut watch::Receiver<Destination>,
+    track: Track,
+    deadline: Option<std::time::Instant>,
+) -> bool {
+    let deadline = async {
+        match deadline {
+            Some(deadline) => sleep_until(deadline.into()).await,
+            None => pending().await,
+        }
+    };
+    let mut deadline = pin!(deadline);
+    loop {
+        tokio::select! {
+            changed = destination.changed() => return changed.is_ok(),
+            () = &mut deadline => return true,
+            // The session is woken for other reasons, too.
+            () = session.wake_of(track).notified() => if session.is_over() {
+                return false;
+            },
+        }
     }
 }
 
@@ -243,9 +277,15 @@ async fn report_unreachable(destination: &Destination, last_received: Instant) -
     }
 }
 
-/// Waits until the session is to be elsewhere than at `target`.
-async fn moved(destination: &mut watch::Receiver<Destination>, target: &Arc<SessionTarget>) {
-    let is_elsewhere = |destination: &Destination| !Arc::ptr_eq(&destination.target, target);
+/// Waits until the session is to be elsewhere than at `target`, or its lease is suspended. What the
+/// worker still sends does not count then: the lease may go on from what another one has.
+async fn moved_or_suspended(
+    destination: &mut watch::Receiver<Destination>,
+    target: &Arc<SessionTarget>,
+) {
+    let is_elsewhere = |destination: &Destination| {
+        destination.must_wait() || !Arc::ptr_eq(&destination.target, target)
+    };
     if destination.wait_for(is_elsewhere).await.is_err() {
         // The pool will not report anything any more.
         pending::<()>().await;

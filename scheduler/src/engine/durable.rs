@@ -12,6 +12,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
+use crate::lease::Standing;
 use crate::pool::Worker;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -43,6 +44,7 @@ impl Engine {
                 lease.is_keeper_announced = false;
             }
             lease.is_kept &= !is_source;
+            lease.is_kept_here &= !is_source;
         }
     }
 
@@ -55,7 +57,8 @@ impl Engine {
             }
         }
         let durable = self.leases.iter();
-        let durable = durable.filter(|(_, lease)| lease.is_durable && lease.lost().is_none());
+        let durable =
+            durable.filter(|(_, lease)| lease.is_durable && lease.standing == Standing::Running);
         for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
             self.assign_keeper(id, &mut kept);
         }

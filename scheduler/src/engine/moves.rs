@@ -6,6 +6,7 @@
 //! its client is attached, as nobody else could open its sessions again.
 
 use std::collections::BTreeSet;
+use std::mem;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -33,8 +34,8 @@ impl Engine {
         };
         let rejoin_by = self.now + self.options.recovery_timeout;
         if let Some(lease) = self.leases.get_mut(id) {
-            (lease.standing, lease.rejoin_by) = (Standing::Lost(lost), Some(rejoin_by));
-            (lease.is_keeper_announced, lease.is_standing_reported) = (false, false);
+            lease.set_standing(Standing::Lost(lost));
+            (lease.rejoin_by, lease.is_keeper_announced) = (Some(rejoin_by), false);
         }
         true
     }
@@ -79,25 +80,31 @@ impl Engine {
             if let Some(lease) = self.leases.get_mut(id) {
                 let keeper = lease.keeper;
                 lease.is_kept = keeper.is_some_and(|keeper| kept.contains(&(id, keeper)));
+                lease.is_kept_here = kept.contains(&(id, worker));
             }
         }
     }
 
-    /// Moves the leases whose worker was lost or drains to their keepers, as far as these have
-    /// devices. A lost lease that needs more than are free has these held back for it; otherwise new
-    /// leases would take them one by one.
+    /// Moves the leases whose worker was lost or drains to their keepers, and those that were resumed
+    /// to one of their holders, as far as these have devices. A lease that has none and needs more
+    /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
-        let lost = self
-            .leases
-            .iter()
-            .filter(|(_, lease)| lease.lost().is_some());
+        let without_devices = self.leases.iter();
         // The longest wait first.
-        let lost = lost.map(|(id, lease)| (lease.rejoin_by, id));
-        let lost: BTreeSet<_> = lost.collect();
+        let without_devices = without_devices.filter_map(|(id, lease)| {
+            let since = match lease.standing {
+                Standing::Running => return None,
+                Standing::Lost(_) => lease.rejoin_by,
+                Standing::Resuming { since } => Some(since + self.options.recovery_timeout),
+                Standing::Suspended => None,
+            };
+            Some((since, id))
+        });
+        let without_devices: BTreeSet<_> = without_devices.collect();
         let held_back = self.pool.hold_back_none();
-        for (_, id) in lost {
+        for (_, id) in without_devices {
             if !self.try_move(id) {
-                self.report_interrupted(id);
+                self.report_standing(id);
                 self.hold_back_devices(id);
             }
         }
@@ -122,47 +129,70 @@ impl Engine {
         owner.filter(|owner| self.clients.contains_key(owner))
     }
 
-    /// Returns free devices of a lease's keeper on which the lease could go on.
-    fn free_at_keeper(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
-        self.pool.free_equal(lease.keeper?, id, &lease.requirement?)
+    /// Returns the workers that have the snapshots of a lease, on whose devices it could go on.
+    fn places<'a>(&'a self, id: LeaseId, lease: &'a Lease) -> impl Iterator<Item = WorkerId> + 'a {
+        let holders = match lease.standing {
+            Standing::Resuming { .. } => Some(&lease.holders),
+            _ => None,
+        };
+        let holders = holders.into_iter().flatten().copied();
+        let places = lease.keeper.into_iter().chain(holders);
+        // A worker could not start the lease before it has released it.
+        places.filter(move |worker| !self.pool.is_ending(*worker, id))
     }
 
-    /// Holds back the free devices of a lost lease's keeper.
+    /// Returns free devices on which a lease could go on elsewhere.
+    fn free_elsewhere(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
+        let requirement = lease.requirement?;
+        let mut places = self.places(id, lease);
+        places.find_map(|worker| self.pool.free_equal(worker, id, &requirement))
+    }
+
+    /// Holds back the free devices for which a lease without devices waits.
     fn hold_back_devices(&mut self, id: LeaseId) {
-        let lease = self.leases.get(id);
-        let place = lease.and_then(|lease| Some((lease.keeper?, lease.requirement?)));
-        if let Some((keeper, requirement)) = place {
-            self.pool.hold_back(keeper, id, &requirement);
+        let Some(lease) = self.leases.get(id) else {
+            return;
+        };
+        let Some(requirement) = lease.requirement else {
+            return;
+        };
+        let places = self.places(id, lease);
+        let free = |worker: &WorkerId| self.pool.count_fitting(*worker, id, &requirement);
+        if let Some(place) = places.max_by_key(free) {
+            self.pool.hold_back(place, id, &requirement);
         }
     }
 
-    /// Reports to the client of a lost lease that the lease waits, if the client does not know.
-    fn report_interrupted(&mut self, id: LeaseId) {
+    /// Reports to the client of a lease without devices that the lease waits, if the client does not
+    /// know.
+    fn report_standing(&mut self, id: LeaseId) {
         let attached = self.attached_owner(id);
-        let Some(lease) = self.leases.get_mut(id) else {
+        let lease = self.leases.get_mut(id);
+        let unreported = lease.filter(|lease| !lease.is_standing_reported);
+        let (Some(client), Some(lease)) = (attached, unreported) else {
             return;
         };
-        let unreported = lease
-            .lost()
-            .filter(|_| !lease.is_standing_reported)
-            .cloned();
-        if let (Some(client), Some(reason)) = (attached, unreported) {
-            lease.is_standing_reported = true;
-            self.commands.push(Command::Interrupted {
+        lease.is_standing_reported = true;
+        match lease.lost().cloned() {
+            Some(reason) => self.commands.push(Command::Interrupted {
                 client,
                 lease: id,
                 reason,
-            });
+            }),
+            None => self.report_suspended(client, id),
         }
     }
 
-    /// Returns the name of the worker to which a lease could move now while its own is there.
+    /// Returns a lease if it is one that could go on from snapshots of its sessions.
     ///
     /// # Errors
     ///
-    /// Why the lease cannot move.
-    pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
+    /// Why it is not.
+    pub(super) fn check_movable(&self, id: LeaseId) -> Result<&Lease, CannotMove> {
         let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
+        if lease.is_suspended() {
+            return Err(CannotMove::Suspended);
+        }
         if self.attached_owner(id).is_none() {
             return Err(CannotMove::ClientAway);
         }
@@ -176,6 +206,16 @@ impl Engine {
         if !known.is_empty() && Requirement::of(known.into_iter()).is_none() {
             return Err(CannotMove::NotExact);
         }
+        Ok(lease)
+    }
+
+    /// Returns the name of the worker to which a lease could move now while its own is there.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease cannot move.
+    pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
+        let lease = self.check_movable(id)?;
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
@@ -185,32 +225,27 @@ impl Engine {
         if !lease.is_kept && lease.lost().is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }
-        match self.free_at_keeper(id, lease) {
+        match self.free_elsewhere(id, lease) {
             Some(_) => Ok(name),
             None => Err(CannotMove::NoFreeDevice { keeper: name }),
         }
     }
 
-    /// Moves a lease to its keeper. Returns `false` if that has too few free devices, or the client
-    /// of the lease is away.
+    /// Moves a lease to its keeper, or to one of its holders if it was resumed. Returns `false` if these
+    /// have too few free devices, or the client of the lease is away.
     pub(super) fn try_move(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
         let is_attached = self.attached_owner(id).is_some();
-        let free = self.free_at_keeper(id, lease).filter(|_| is_attached);
+        let free = self.free_elsewhere(id, lease).filter(|_| is_attached);
         let Some(devices) = free else {
             return false;
         };
         let old_grants = lease.workers().into_iter();
         let old_grants = old_grants.map(|worker| (worker, lease.grants_on(worker)));
-        for (worker, grants) in old_grants.collect::<Vec<_>>() {
-            self.pool.end(worker, id, &grants);
-            // A worker without a stream learns of this when it is back.
-            if self.pool.is_connected(worker) {
-                self.send_end(worker, id, grants);
-            }
-        }
+        self.end_grants(id, old_grants.collect());
+        let place = devices.first().map(|device_ref| device_ref.worker);
         let lease_devices = self.assign_grant_numbers(devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, id, grant);
@@ -222,7 +257,11 @@ impl Engine {
             lease.epoch += 1;
             lease.standing = Standing::Running;
             (lease.rejoin_by, lease.unreachable) = (None, None);
-            (lease.keeper, lease.is_kept) = (None, false);
+            (lease.keeper, lease.is_kept, lease.is_kept_here) = (None, false, false);
+            let holders = mem::take(&mut lease.holders).into_iter();
+            for holder in holders.filter(|holder| Some(*holder) != place) {
+                self.drop_snapshots(holder, id);
+            }
         }
         self.report_moved(id);
         true
@@ -237,6 +276,9 @@ impl Engine {
         let (Some(client), epoch) = (self.attached_owner(id), lease.epoch) else {
             return;
         };
+        if lease.is_suspended() {
+            return;
+        }
         let device =
             |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
         let devices = lease.lease_devices.iter().map(device);

@@ -18,6 +18,7 @@ impl Engine {
                 registration,
                 held,
                 ended,
+                suspended,
                 out_of_service,
                 leaving,
             } => {
@@ -27,6 +28,7 @@ impl Engine {
                 self.resume_ended(worker, over);
                 self.resume_held(worker, held);
                 self.resume_claimed(worker);
+                self.settle_holder(worker, &suspended);
                 self.pool.set_out_of_service(worker, out_of_service);
                 if leaving {
                     self.pool.leave(worker);
@@ -98,6 +100,7 @@ impl Engine {
             }
         }
         self.on_keeper_lost(id);
+        self.on_holder_lost(id, worker.name());
     }
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.

@@ -50,6 +50,7 @@ impl World {
             registration,
             held: held.concat(),
             ended,
+            suspended: Vec::new(),
             out_of_service,
             leaving: false,
         };
@@ -71,7 +72,11 @@ impl World {
     /// none.
     pub(super) fn snapshots_kept(&mut self, i: usize, all: bool) {
         let leases = self.engine.leases().iter();
-        let kept = leases.filter_map(|(id, lease)| Some((id, lease.keeper?)));
+        let here = WorkerId(self.workers[i].id);
+        let kept = leases.flat_map(|(id, lease)| {
+            let workers = lease.keeper.into_iter().chain([here]);
+            workers.map(move |worker| (id, worker))
+        });
         let kept = kept.filter(|_| all).collect();
         self.send_worker(i, WorkerEvent::SnapshotsKept { kept });
     }
@@ -111,6 +116,27 @@ impl World {
         self.commanded = Some(lease);
         self.send(Event::MoveLease { lease });
         self.commanded = None;
+    }
+
+    /// An administrator suspends a lease that was granted at some time.
+    pub(super) fn suspend_lease(&mut self, nth: usize) {
+        let lease = self.lease_of_any_client(nth);
+        let is_possible = self.engine.check_suspend(lease).is_ok();
+        let known = self
+            .leases
+            .as_mut()
+            .and_then(|leases| leases.get_mut(&lease));
+        if let Some(known) = known.filter(|_| is_possible) {
+            known.lease_devices.clear();
+            known.is_suspended = true;
+        }
+        self.send(Event::SuspendLease { lease });
+    }
+
+    /// An administrator resumes a lease that was granted at some time.
+    pub(super) fn resume_lease(&mut self, nth: usize) {
+        let lease = self.lease_of_any_client(nth);
+        self.send(Event::ResumeLease { lease });
     }
 
     pub(super) fn worker_left(&mut self, i: usize) {
@@ -351,7 +377,7 @@ impl World {
             lease.absent_since = lease.absent_since.map(|_| self.now);
             lease.lost_until = lease.lost_until.map(|at| at.max(self.now + 30_000));
         }
-        self.send(Event::Suspended { since });
+        self.send(Event::Gap { since });
     }
 
     fn tick(&mut self) {
@@ -405,6 +431,9 @@ impl World {
         leases.retain(|_, lease| {
             let mut devices = lease.lease_devices.iter();
             let is_its = devices.any(|device_ref| device_ref.worker == id);
+            if lease.holders.remove(&id) {
+                return !lease.holders.is_empty();
+            }
             if lease.keeper == Some(id) {
                 lease.keeper = None;
                 return lease.lost_until.is_none();
@@ -423,7 +452,9 @@ impl World {
         let devices = &self.workers[i].known.as_ref().unwrap().devices;
         if let Some(leases) = &mut self.leases {
             leases.retain(|_, lease| {
-                let is_its = lease.lease_devices[0].worker == id && lease.lost_until.is_some();
+                let first = lease.lease_devices.first();
+                let is_its = first.is_some_and(|device_ref| device_ref.worker == id)
+                    && lease.lost_until.is_some();
                 if is_its {
                     lease.lost_until = None;
                 }

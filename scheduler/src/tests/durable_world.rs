@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::world::{KnownWorker, SimWorker, World};
 use super::*;
 use crate::device::Requirement;
-use crate::lease::Lease;
+use crate::lease::{Lease, Standing};
 
 impl World {
     /// A lease whose worker was lost goes on at its keeper.
@@ -24,9 +24,9 @@ impl World {
             assert_eq!(leased.device.fingerprint, exact(1).fingerprint);
             assert!(leased.device.memory_bytes >= token.memory_bytes);
         }
-        if token.lease_devices == device_refs {
+        if epoch == token.epoch {
             // The worker is back.
-            return assert_eq!(epoch, token.epoch);
+            return assert_eq!(token.lease_devices, device_refs);
         }
         assert!(epoch > token.epoch);
         devices.iter().for_each(|it| self.take_device(lease, it));
@@ -35,16 +35,21 @@ impl World {
         let memory_bytes = memory_bytes.min().unwrap_or_default();
         if let Some(leases) = &mut self.leases {
             let moved = leases.get_mut(&lease).unwrap();
-            let old = &self.workers[moved.lease_devices[0].worker.0 as usize];
+            let old = moved.lease_devices.first();
+            let old = old.map(|device_ref| &self.workers[device_ref.worker.0 as usize]);
             let stays = |known: &KnownWorker| known.connected && !known.is_draining();
-            let stays = old.known.as_ref().is_some_and(stays);
+            let stays = old.is_some_and(|old| old.known.as_ref().is_some_and(stays));
             assert!(
                 !stays || is_cut_off || self.commanded == Some(lease),
                 "{lease} moves, and its worker is there"
             );
             moved.lost_until = None;
-            let at_keeper = |it: &DeviceRef| moved.keeper == Some(it.worker);
-            assert!(device_refs.iter().all(at_keeper), "{lease}");
+            let has_snapshots = |it: &DeviceRef| match moved.is_suspended {
+                true => moved.holders.contains(&it.worker),
+                false => moved.keeper == Some(it.worker),
+            };
+            assert!(device_refs.iter().all(has_snapshots), "{lease}");
+            moved.is_suspended = false;
             moved.lease_devices = device_refs.clone();
             moved.memory_bytes = memory_bytes;
         }
@@ -64,6 +69,15 @@ impl World {
         assert!(self.clients[client].leases.contains(&lease));
         if let Some(leases) = &self.leases {
             assert!(leases[&lease].lost_until.is_some(), "{lease} was not lost");
+        }
+    }
+
+    /// The client of a lease learns that the lease has no devices only after it was suspended.
+    pub(super) fn check_suspended(&self, client: ClientId, lease: LeaseId) {
+        let client = self.attached_client(client);
+        assert!(self.clients[client].leases.contains(&lease));
+        if let Some(leases) = &self.leases {
+            assert!(leases[&lease].is_suspended, "{lease} was not suspended");
         }
     }
 
@@ -87,6 +101,8 @@ impl World {
         let is_exact = |device: &DeviceSpec| device.fingerprint.is_some();
         let free = self.free();
         for (id, lease) in self.engine.leases().iter() {
+            self.check_held_back(id, lease, &free);
+            self.check_resuming(id, lease, &free);
             let Some(own) = lease.only_worker().filter(|_| lease.is_durable) else {
                 assert_eq!((lease.keeper, lease.lost()), (None, None), "{id}");
                 continue;
@@ -136,12 +152,34 @@ impl World {
             let is_draining = own_worker.is_some_and(KnownWorker::is_draining);
             let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
             assert!(!must_move || !can_move, "{id} could move");
-            self.check_held_back(id, lease, &free);
         }
     }
 
-    /// Only devices of its keeper are held back for a lost lease: free ones, and fewer than it needs, or
-    /// its client is away.
+    /// A lease that was resumed can go on, or its holders have too few free devices, or its client is
+    /// away.
+    fn check_resuming(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
+        assert_eq!(lease.holders.is_empty(), !lease.is_suspended(), "{id}");
+        let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
+        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
+        if !is_resumed || !lease.owner.is_some_and(attached) {
+            return;
+        }
+        let requirement = lease.requirement.unwrap();
+        for holder in &lease.holders {
+            let fits = |free: &&DeviceRef| {
+                let other = self.engine.held_back().get(free);
+                free.worker == *holder
+                    && requirement.accepts(self.device(**free))
+                    && other.is_none_or(|other| *other == id)
+            };
+            let ends = self.workers[holder.0 as usize].unanswered.contains(&id);
+            let has_room = free.iter().filter(fits).count() >= requirement.devices();
+            assert!(ends || !has_room, "{id} could go on at {holder}");
+        }
+    }
+
+    /// Only devices of workers that have its snapshots are held back for a lease without devices: free
+    /// ones, and fewer than it needs, or its client is away.
     fn check_held_back(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
         let held_back = self.engine.held_back().iter();
         let held_back = held_back.filter(|(_, holder)| **holder == id);
@@ -150,21 +188,22 @@ impl World {
             .clients
             .iter()
             .any(|client| client.attached && lease.owner == Some(ClientId(client.id)));
-        let needed = lease.lease_devices.len();
-        assert!(held_back.len() < needed + usize::from(!is_attached), "{id}");
+        let needed = lease.requirement.map_or(0, |it| it.devices());
+        let most = needed.saturating_sub(usize::from(is_attached));
+        assert!(held_back.len() <= most, "{id}");
         for device_ref in held_back {
             let accepts = |it: Requirement| it.accepts(self.device(device_ref));
-            assert!(lease.lost().is_some() && lease.requirement.is_some_and(accepts));
-            assert!(free.contains(&device_ref) && lease.keeper == Some(device_ref.worker));
+            assert!(lease.standing != Standing::Running && lease.requirement.is_some_and(accepts));
+            let mut places = lease.keeper.iter().chain(&lease.holders);
+            let has_snapshots = places.any(|worker| *worker == device_ref.worker);
+            assert!(free.contains(&device_ref) && has_snapshots);
         }
     }
 
-    /// Returns whether a client knows already that a lease has these devices.
-    pub(super) fn has_devices(&self, lease: LeaseId, devices: &[LeasedDevice]) -> bool {
+    /// Returns whether a client knows already where a lease has gone on.
+    pub(super) fn knows_move(&self, lease: LeaseId, epoch: u64) -> bool {
         let mut tokens = self.clients.iter().filter_map(|it| it.tokens.get(&lease));
-        let devices = devices.iter().map(|leased| leased.device_ref);
-        let devices: Vec<_> = devices.collect();
-        tokens.any(|token| token.lease_devices == devices)
+        tokens.any(|token| token.epoch == epoch)
     }
 
     fn known_device(&self, device_ref: DeviceRef) -> Option<&DeviceSpec> {

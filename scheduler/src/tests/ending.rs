@@ -268,6 +268,7 @@ fn a_worker_may_join_with_a_device_out_of_service() {
             registration,
             held: vec![],
             ended: vec![],
+            suspended: Vec::new(),
             out_of_service: Outages::from([(0, "broken".into())]),
             leaving: false,
         },

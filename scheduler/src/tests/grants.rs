@@ -43,6 +43,7 @@ fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> 
             registration,
             held: Vec::new(),
             ended: ended.collect(),
+            suspended: Vec::new(),
             out_of_service: Outages::new(),
             leaving: false,
         },
@@ -193,7 +194,7 @@ fn lease_snapshot_has_devices_once_all_workers_joined() {
 }
 
 fn suspended(since: u64) -> Event {
-    Event::Suspended { since: at(since) }
+    Event::Gap { since: at(since) }
 }
 
 #[test]

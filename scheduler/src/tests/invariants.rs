@@ -70,7 +70,7 @@ impl World {
             leased.extend(devices.map(|(index, _)| device_ref(worker.worker.0, index)));
         }
         for (id, lease) in self.engine.leases().iter() {
-            assert!(!lease.lease_devices.is_empty());
+            assert_eq!(lease.lease_devices.is_empty(), lease.is_suspended(), "{id}");
             for device_ref in lease
                 .lease_devices
                 .keys()
@@ -207,9 +207,12 @@ impl World {
                 Command::Granted {
                     request, devices, ..
                 } => (Some(request), devices),
-                Command::Moved { lease, devices, .. } if !self.has_devices(*lease, devices) => {
-                    (None, devices)
-                }
+                Command::Moved {
+                    lease,
+                    epoch,
+                    devices,
+                    ..
+                } if !self.knows_move(*lease, *epoch) => (None, devices),
                 _ => continue,
             };
             let taken: BTreeSet<_> = devices.iter().map(|device| device.device_ref).collect();

@@ -33,6 +33,12 @@ enum Op {
     MoveLease {
         nth: usize,
     },
+    SuspendLease {
+        nth: usize,
+    },
+    ResumeLease {
+        nth: usize,
+    },
     Restorable {
         client: usize,
         nth: usize,
@@ -156,6 +162,8 @@ fn worker_op() -> impl Strategy<Value = Op> {
         1 => (worker(), prop::bool::ANY)
             .prop_map(|(worker, is_drained)| Op::Drain { worker, is_drained }),
         1 => (0..64_usize).prop_map(|nth| Op::MoveLease { nth }),
+        3 => (0..64_usize).prop_map(|nth| Op::SuspendLease { nth }),
+        4 => (0..64_usize).prop_map(|nth| Op::ResumeLease { nth }),
         3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
         3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
@@ -201,6 +209,8 @@ fn apply(world: &mut World, op: Op) {
         Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::Drain { worker, is_drained } => world.drain(worker, is_drained),
         Op::MoveLease { nth } => world.move_lease_by_command(nth),
+        Op::SuspendLease { nth } => world.suspend_lease(nth),
+        Op::ResumeLease { nth } => world.resume_lease(nth),
         Op::Restorable {
             client,
             nth,

@@ -152,6 +152,7 @@ fn worker_rejoined_with_another_certificate_is_new() {
             registration,
             held: vec![],
             ended: vec![],
+            suspended: Vec::new(),
             out_of_service: Outages::new(),
             leaving: false,
         },

@@ -118,6 +118,10 @@ pub(super) struct SimLease {
     pub(super) keeper: Option<WorkerId>,
     /// When the lease ends because its worker was lost, in ms.
     pub(super) lost_until: Option<u64>,
+    /// Whether the lease is suspended, or was and waits for devices.
+    pub(super) is_suspended: bool,
+    /// The workers that have its snapshots while it is suspended, by the engine's choice.
+    pub(super) holders: BTreeSet<WorkerId>,
     /// The least memory of its devices.
     pub(super) memory_bytes: u64,
 }
@@ -184,6 +188,7 @@ impl World {
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
             lease.keeper = known.and_then(|known| known.keeper);
+            lease.holders = known.map_or_else(BTreeSet::new, |known| known.holders.clone());
         }
         self.check_invariants();
     }
@@ -251,13 +256,15 @@ impl World {
                 self.move_lease(*client, *lease, *epoch, devices);
             }
             Command::Interrupted { client, lease, .. } => self.check_interrupted(*client, *lease),
+            Command::Suspended { client, lease, .. } => self.check_suspended(*client, *lease),
             Command::KeepSnapshots {
                 lease,
                 source,
                 keeper,
             } => self.check_keeper(*lease, source, keeper),
-            Command::DropSnapshots { keeper, .. } => {
-                self.connected_worker(*keeper);
+            Command::DropSnapshots { keeper: worker, .. }
+            | Command::HoldSnapshots { holder: worker, .. } => {
+                self.connected_worker(*worker);
             }
             Command::Refused {
                 client,
@@ -284,6 +291,7 @@ impl World {
                 worker,
                 lease,
                 grants,
+                ..
             } => {
                 let worker = self.connected_worker(*worker);
                 self.end_grants(worker, *lease, grants);
@@ -370,6 +378,8 @@ impl World {
                 absent_since: None,
                 keeper: None,
                 lost_until: None,
+                is_suspended: false,
+                holders: BTreeSet::new(),
                 memory_bytes,
             };
             assert!(leases.insert(lease, lease_of).is_none());

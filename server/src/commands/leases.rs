@@ -1,9 +1,12 @@
-//! `tensord lease list` and `move`: the leases of a running pool.
+//! `tensord lease list`, `move`, `suspend` and `resume`: the leases of a running pool.
 
 use serde::Serialize;
 use tensord_proto::{
     ids::{ClientId, LeaseId},
-    v1::{LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest},
+    v1::{
+        LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest, ResumeLeaseRequest,
+        ResumedLease, SuspendLeaseRequest,
+    },
 };
 use tensord_transport::PoolUrl;
 
@@ -34,6 +37,10 @@ struct Lease<'a> {
     /// The worker to which it could move now; null if it cannot move.
     move_to: Option<&'a str>,
     cannot_move: Option<&'a str>,
+    /// If it is suspended: the workers that have its state. Otherwise empty.
+    suspended_at: &'a [String],
+    /// Whether it was resumed, and waits for devices of these workers.
+    resumed: bool,
 }
 
 #[derive(Serialize)]
@@ -66,6 +73,29 @@ async fn execute(url: &PoolUrl, action: LeasesAction) -> Result<String, AdminErr
             let worker = into_reply(url, moved)?.worker;
             Ok(format!("lease {lease} moves to worker {worker}\n"))
         }
+        LeasesAction::Suspend { lease } => {
+            let mut admin = admin::connect(url).await?;
+            let request = SuspendLeaseRequest { lease_id: lease.0 };
+            let suspended = admin.suspend_lease(with_token(request, url)?).await;
+            let workers = into_reply(url, suspended)?.workers;
+            let workers = names(&workers, "and");
+            Ok(format!(
+                "lease {lease} is suspended; its state is at {workers}\n"
+            ))
+        }
+        LeasesAction::Resume { lease } => {
+            let mut admin = admin::connect(url).await?;
+            let request = ResumeLeaseRequest { lease_id: lease.0 };
+            let resumed = admin.resume_lease(with_token(request, url)?).await;
+            let ResumedLease { worker, waits_for } = into_reply(url, resumed)?;
+            Ok(match waits_for.is_empty() {
+                true => format!("lease {lease} goes on at worker {worker}\n"),
+                false => {
+                    let workers = names(&waits_for, "or");
+                    format!("lease {lease} goes on when {workers} has devices for it\n")
+                }
+            })
+        }
     }
 }
 
@@ -74,6 +104,13 @@ pub(super) async fn list(url: &PoolUrl) -> Result<Vec<LeaseInfo>, AdminError> {
     let mut admin = admin::connect(url).await?;
     let listed = admin.list_leases(with_token(ListLeasesRequest {}, url)?);
     Ok(into_reply(url, listed.await)?.leases)
+}
+
+/// Returns the names of workers as part of a sentence.
+fn names(workers: &[String], conjunction: &str) -> String {
+    let workers = workers.iter().map(|worker| format!("worker {worker}"));
+    let workers: Vec<_> = workers.collect();
+    workers.join(&format!(" {conjunction} "))
 }
 
 /// Returns a lease's id as people write it.
@@ -102,6 +139,8 @@ fn lease(lease: &LeaseInfo) -> Lease<'_> {
         waits: some(&lease.waits),
         move_to: some(&lease.move_to),
         cannot_move: some(&lease.cannot_move),
+        suspended_at: &lease.suspended_at,
+        resumed: lease.resumed,
     }
 }
 
@@ -129,6 +168,15 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
     };
     let places: Vec<_> = lease.places.iter().map(place).collect();
     let standing = match (lease.waits.as_str(), lease.move_to.as_str()) {
+        _ if lease.resumed => {
+            format!("waits for devices of {}", names(&lease.suspended_at, "or"))
+        }
+        _ if !lease.suspended_at.is_empty() => {
+            format!(
+                "suspended; its state is at {}",
+                names(&lease.suspended_at, "and")
+            )
+        }
         ("", "") => format!("cannot move: {}", lease.cannot_move),
         ("", worker) => format!("can move to {worker}"),
         (reason, _) => format!("waits: {reason}"),
@@ -147,7 +195,7 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
 mod tests {
     use super::*;
 
-    fn leases() -> [LeaseInfo; 3] {
+    fn leases() -> [LeaseInfo; 5] {
         let place = |worker: &str, kind: &str, device_indices: &[u32]| LeasePlace {
             worker: worker.into(),
             kind: kind.into(),
@@ -183,6 +231,17 @@ mod tests {
                 client_id: 0,
                 ..lease(0x9c, Vec::new())
             },
+            LeaseInfo {
+                suspended_at: vec!["gpu-1".into()],
+                cannot_move: "it is suspended".into(),
+                ..lease(0x9d, Vec::new())
+            },
+            LeaseInfo {
+                suspended_at: vec!["gpu-1".into(), "gpu-2".into()],
+                resumed: true,
+                cannot_move: "it is suspended".into(),
+                ..lease(0x9e, Vec::new())
+            },
         ]
     }
 
@@ -193,6 +252,8 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
 000000000000009a  research  ci     gpu-1 flex:0                     12  can move to gpu-2
 000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has devices of several workers
 000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
+000000000000009d  research  ci                                       0  suspended; its state is at worker gpu-1
+000000000000009e  research  ci                                       0  waits for devices of worker gpu-1 or worker gpu-2
 ";
         assert_eq!(to_table(&leases()), expected);
         assert_eq!(to_table(&[]), "the pool has no leases\n");
@@ -210,5 +271,11 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
         );
         assert!(third["client"].is_null() && third["move_to"].is_null());
         assert_eq!(third["waits"], "worker gpu-3 was lost");
+        let last = &parsed["leases"][4];
+        assert_eq!(last["suspended_at"], serde_json::json!(["gpu-1", "gpu-2"]));
+        assert_eq!(
+            (&first["resumed"], &last["resumed"]),
+            (&false.into(), &true.into())
+        );
     }
 }

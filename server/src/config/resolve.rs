@@ -334,6 +334,8 @@ impl Layers<'_> {
         let (action, settings) = match command {
             LeaseCommand::List { json, admin } => (LeasesAction::List { json }, admin),
             LeaseCommand::Move { lease, admin } => (LeasesAction::Move { lease }, admin),
+            LeaseCommand::Suspend { lease, admin } => (LeasesAction::Suspend { lease }, admin),
+            LeaseCommand::Resume { lease, admin } => (LeasesAction::Resume { lease }, admin),
         };
         let admin = self.admin(settings)?;
         Ok(LeasesConfig { admin, action })

@@ -1,5 +1,5 @@
 //! The admin service: it creates, lists, rotates and revokes tokens, lists, drains and removes
-//! workers, and lists and moves leases, while the pool runs.
+//! workers, and lists, moves, suspends and resumes leases, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,8 @@ use tensord_proto::v1::{
     CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices, EnrolledWorker,
     EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest, ListTokensRequest,
     ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, RemoveWorkerRequest,
-    RemovedWorker, RevokeTokenRequest, Revoked, RotateTokenRequest, TokenInfo, TokenList,
+    RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest, Revoked,
+    RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TokenInfo, TokenList,
     admin_server::Admin,
 };
 use tensord_transport::{Secret, control};
@@ -211,6 +212,36 @@ impl Admin for Service {
         let worker = moved.map_err(|reason| protocol_error(&reason))?;
         info!(%lease, by = %auth.token, "lease moves to worker {worker}");
         Ok(Response::new(MovedLease { worker }))
+    }
+
+    async fn suspend_lease(
+        &self,
+        request: Request<SuspendLeaseRequest>,
+    ) -> Result<Response<SuspendedLease>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let lease = LeaseId(request.into_inner().lease_id);
+        let (reply, replied) = oneshot::channel();
+        let suspend = Input::SuspendLease(lease, reply);
+        self.0.send_to_driver(suspend).await?;
+        let suspended = self.reply(replied).await?;
+        let suspended = suspended.map_err(|reason| protocol_error(&reason))?;
+        info!(%lease, by = %auth.token, "lease is suspended");
+        Ok(Response::new(suspended))
+    }
+
+    async fn resume_lease(
+        &self,
+        request: Request<ResumeLeaseRequest>,
+    ) -> Result<Response<ResumedLease>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let lease = LeaseId(request.into_inner().lease_id);
+        let (reply, replied) = oneshot::channel();
+        let resume = Input::ResumeLease(lease, reply);
+        self.0.send_to_driver(resume).await?;
+        let resumed = self.reply(replied).await?;
+        let resumed = resumed.map_err(|reason| protocol_error(&reason))?;
+        info!(%lease, by = %auth.token, "lease is resumed");
+        Ok(Response::new(resumed))
     }
 }
 

@@ -28,6 +28,9 @@ const MAX_DEVICES: usize = 256;
 /// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
 
+/// Maximum number of suspended leases that a worker may report.
+const MAX_SUSPENDED: usize = 1 << 9;
+
 /// The longest text that is shown to other users, in bytes.
 const MAX_TEXT_BYTES: usize = 253;
 
@@ -53,6 +56,8 @@ pub(super) struct RegistrationReport {
     pub(super) held: Vec<HeldDevice>,
     /// The latest grant that has ended on each device.
     pub(super) ended: Vec<DeviceGrant>,
+    /// The suspended leases whose snapshots it holds.
+    pub(super) suspended: Vec<LeaseId>,
     /// The devices that the worker cannot offer.
     pub(super) out_of_service: Outages,
 }
@@ -122,6 +127,8 @@ pub(super) fn registration(
         grant: number(ended.grant),
     });
     let ended = ended.collect();
+    let suspended = register.suspended_leases.into_iter().map(LeaseId);
+    let suspended = suspended.take(MAX_SUSPENDED).collect();
     let out_of_service = outages(register.out_of_service);
     let registration = Registration {
         endpoint: Endpoint {
@@ -139,6 +146,7 @@ pub(super) fn registration(
         registration,
         held,
         ended,
+        suspended,
         out_of_service,
     })
 }
@@ -157,10 +165,11 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
         .collect()
 }
 
-/// Converts a worker's list of leases that could go on at their keepers. Takes at most
-/// [`MAX_DEVICES`], as many as a worker can have.
+/// Converts a worker's list of leases that could go on at their keepers, or, once suspended, at the
+/// worker itself. Takes at most two entries for each of [`MAX_DEVICES`] leases, as many as a
+/// worker can have.
 pub(super) fn kept(leases: &[v1::KeptLease]) -> WorkerEvent {
-    let kept = leases.iter().take(MAX_DEVICES);
+    let kept = leases.iter().take(2 * MAX_DEVICES);
     let kept = kept.map(|kept| (LeaseId(kept.lease_id), WorkerId(kept.keeper_id)));
     WorkerEvent::SnapshotsKept {
         kept: kept.collect(),
@@ -414,6 +423,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerLeft { .. }
         | EndReason::WorkerMissing { .. }
         | EndReason::NotReplaced { .. }
+        | EndReason::SnapshotsLost { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
@@ -429,6 +439,15 @@ pub(super) fn interrupted(lease: LeaseId, reason: &EndReason) -> PoolMessage {
     pool_message(pool_message::Body::Interrupted(v1::Interrupted {
         lease_id: lease.0,
         error: Some(Error::new(ErrorCode::WorkerLost, reason.to_string())),
+    }))
+}
+
+/// Builds the message that a lease is suspended, or was resumed and waits for devices of these
+/// workers.
+pub(super) fn suspended(lease: LeaseId, waits_for: Vec<String>) -> PoolMessage {
+    pool_message(pool_message::Body::Suspended(v1::Suspended {
+        lease_id: lease.0,
+        waits_for,
     }))
 }
 

@@ -23,8 +23,8 @@ use tensord_proto::{
     credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
-        ClientMessage, DrainedWorker, Error, ErrorCode, LeaseList, PoolMessage, Revoked,
-        StatusReply, WorkerCommand, WorkerMessage,
+        ClientMessage, DrainedWorker, Error, ErrorCode, LeaseList, PoolMessage, ResumedLease,
+        Revoked, StatusReply, SuspendedLease, WorkerCommand, WorkerMessage,
     },
 };
 use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Timestamp};
@@ -106,6 +106,10 @@ pub(super) enum Input {
     },
     /// A lease is to move. The reply is the name of its new worker, or why it cannot move.
     MoveLease(LeaseId, oneshot::Sender<Result<String, String>>),
+    /// A lease is to be suspended. The reply is an error if it cannot be.
+    SuspendLease(LeaseId, oneshot::Sender<Result<SuspendedLease, String>>),
+    /// A suspended lease is to go on. The reply is an error if it is not suspended.
+    ResumeLease(LeaseId, oneshot::Sender<Result<ResumedLease, String>>),
     /// The process is about to stop: all further requests are refused.
     StopGranting,
     /// The process stops now: every stream ends with an error that states the reason.
@@ -281,6 +285,12 @@ impl Driver {
             Input::MoveLease(lease, reply) => {
                 let _ = reply.send(self.move_lease(lease));
             }
+            Input::SuspendLease(lease, reply) => {
+                let _ = reply.send(self.suspend_lease(lease));
+            }
+            Input::ResumeLease(lease, reply) => {
+                let _ = reply.send(self.resume_lease(lease));
+            }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,
         }
@@ -328,7 +338,7 @@ impl Driver {
         let now = self.now().as_millis();
         let monotonic = u64::try_from(gap.monotonic.as_millis()).unwrap_or(u64::MAX);
         let since = Timestamp::from_millis(now.saturating_sub(monotonic));
-        self.apply(Event::Suspended { since });
+        self.apply(Event::Gap { since });
     }
 
     fn now(&self) -> Timestamp {
@@ -376,11 +386,28 @@ impl Driver {
                 info!(%client, %lease, "lease waits: {reason}");
                 self.send(client, convert::interrupted(lease, &reason))
             }
+            Command::Suspended {
+                client,
+                lease,
+                waits_for,
+            } => {
+                match waits_for.is_empty() {
+                    true => info!(%client, %lease, "lease is suspended"),
+                    false => {
+                        let workers = waits_for.join(" or ");
+                        info!(%client, %lease, "lease waits for devices of {workers}");
+                    }
+                }
+                self.send(client, convert::suspended(lease, waits_for))
+            }
             Command::KeepSnapshots {
                 lease,
                 source,
                 keeper,
             } => self.send_keeper(lease, source, keeper),
+            Command::HoldSnapshots { holder, lease } => {
+                self.send_to_worker(holder, worker_commands::hold_snapshots(lease))
+            }
             Command::DropSnapshots { keeper, lease } => {
                 self.send_to_worker(keeper, worker_commands::drop_snapshots(lease))
             }
@@ -398,7 +425,8 @@ impl Driver {
                 worker,
                 lease,
                 grants,
-            } => self.send_end_lease(worker, lease, &grants),
+                keeps_snapshots,
+            } => self.send_end_lease(worker, lease, &grants, keeps_snapshots),
         }
     }
 

@@ -332,6 +332,7 @@ fn register(id: u64, devices: usize) -> Register {
         ended: Vec::new(),
         leaving: false,
         out_of_service: Vec::new(),
+        suspended_leases: Vec::new(),
     }
 }
 

@@ -8,8 +8,13 @@ use tensord_scheduler::{DeviceGrant, Endpoint, LeasedDevice, Peer};
 
 use super::access::UnixMillis;
 
-/// Builds the command for a worker to end a lease's sessions.
-pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand {
+/// Builds the command for a worker to end a lease's sessions, and to hold their snapshots if the lease
+/// is suspended.
+pub(super) fn end_lease(
+    lease: LeaseId,
+    grants: &[DeviceGrant],
+    hold_snapshots: bool,
+) -> WorkerCommand {
     let grant = |grant: &DeviceGrant| v1::DeviceGrant {
         device_index: grant.index,
         grant: Some(grant.grant.into()),
@@ -17,6 +22,7 @@ pub(super) fn end_lease(lease: LeaseId, grants: &[DeviceGrant]) -> WorkerCommand
     worker_command(worker_command::Body::EndLease(v1::EndLease {
         lease_id: lease.0,
         grants: grants.iter().map(grant).collect(),
+        hold_snapshots,
     }))
 }
 
@@ -63,6 +69,13 @@ pub(super) fn keep_snapshots(lease: LeaseId, source: Peer) -> WorkerCommand {
         lease_id: lease.0,
         source: source.name,
         source_certificate_sha256: source.certificate_sha256.to_vec().into(),
+    }))
+}
+
+/// Builds the command to hold the snapshots of a suspended lease.
+pub(super) fn hold_snapshots(lease: LeaseId) -> WorkerCommand {
+    worker_command(worker_command::Body::HoldSnapshots(v1::HoldSnapshots {
+        lease_id: lease.0,
     }))
 }
 

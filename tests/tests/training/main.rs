@@ -4,6 +4,8 @@ mod determinism;
 #[cfg(target_os = "linux")]
 mod failover;
 #[cfg(target_os = "linux")]
+mod suspension;
+#[cfg(target_os = "linux")]
 mod worker_failover;
 
 use burn::tensor::Device;

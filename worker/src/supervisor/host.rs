@@ -84,18 +84,44 @@ impl LeaseHost for Supervisor {
     }
 
     fn drop_snapshots(&self, lease: LeaseId) {
+        if let Some(running) = lock(&self.leases).get_mut(&lease) {
+            running.is_suspended = false;
+        }
         lock(&self.kept_for_others).forget(lease);
+    }
+
+    fn hold_snapshots(&self, lease: LeaseId) {
+        match lock(&self.leases).get_mut(&lease) {
+            // Its snapshots are held once its process has ended.
+            Some(running) => running.is_suspended = true,
+            None => lock(&self.kept_for_others).hold(lease),
+        }
+    }
+
+    fn suspended_leases(&self) -> Vec<LeaseId> {
+        let leases = lock(&self.leases);
+        let ending = leases.iter().filter(|(_, running)| running.is_suspended);
+        let ending = ending.map(|(lease, _)| *lease);
+        let held = lock(&self.kept_for_others).held();
+        ending.chain(held).collect()
     }
 
     fn kept_leases(&self) -> Vec<KeptLease> {
         let leases = lock(&self.leases);
-        let kept = leases.iter().filter_map(|(lease, running)| {
+        let leases = leases.iter().map(|(lease, running)| {
             let live_sessions = lock(&running.report).live_sessions as usize;
-            let keeper = lock(&running.progress).keeper_of_all(live_sessions)?;
-            Some(KeptLease {
-                lease_id: lease.0,
-                keeper_id: keeper.0,
-            })
+            let keeper = lock(&running.progress).keeper_of_all(live_sessions);
+            (*lease, live_sessions, keeper)
+        });
+        let mut leases: Vec<_> = leases.collect();
+        leases.sort_unstable_by_key(|(lease, ..)| *lease);
+        let at_keepers = leases.iter();
+        let at_keepers = at_keepers.filter_map(|(lease, _, keeper)| Some((*lease, (*keeper)?)));
+        let here = self.suspendable_leases(&leases).into_iter();
+        let here = here.map(|lease| (lease, self.settings.worker_id));
+        let kept = at_keepers.chain(here).map(|(lease, worker)| KeptLease {
+            lease_id: lease.0,
+            keeper_id: worker.0,
         });
         kept.collect()
     }
@@ -159,5 +185,27 @@ impl LeaseHost for Supervisor {
             self.reports.notified().await;
             std::mem::take(&mut *lock(&self.released))
         })
+    }
+}
+
+impl Supervisor {
+    /// Returns the leases that could go on here after they were suspended: each session has a
+    /// snapshot, and there is room for the snapshots of all these leases together. `leases` has the
+    /// number of live sessions of each lease.
+    fn suspendable_leases(&self, leases: &[(LeaseId, usize, Option<WorkerId>)]) -> Vec<LeaseId> {
+        let snapshots = lock(&self.snapshots);
+        let sized = leases.iter().filter_map(|(lease, live_sessions, _)| {
+            let (sessions, bytes) = snapshots.size_of(*lease);
+            let has_all = *live_sessions > 0 && sessions >= *live_sessions;
+            has_all.then_some((*lease, bytes))
+        });
+        let sized: Vec<_> = sized.collect();
+        drop(snapshots);
+        let mut free_bytes = lock(&self.kept_for_others).free_bytes();
+        let fits = |(lease, bytes): (LeaseId, u64)| {
+            free_bytes = free_bytes.checked_sub(bytes)?;
+            Some(lease)
+        };
+        sized.into_iter().filter_map(fits).collect()
     }
 }

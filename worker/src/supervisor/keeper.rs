@@ -1,4 +1,5 @@
-//! The snapshots that this worker keeps for leases that other workers run.
+//! The snapshots that this worker keeps for leases that other workers run, and those of suspended
+//! leases.
 //!
 //! The scheduler allows another worker to send the snapshots of a lease, and names the worker's
 //! certificate. If that worker is lost, the scheduler grants devices of this one to the lease,
@@ -9,7 +10,7 @@ pub(super) mod connection;
 mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,10 @@ use super::snapshots::{KeptSnapshot, SnapshotBounds, Snapshots};
 /// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
 /// than the scheduler lets a lost lease wait (its recovery timeout).
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// Maximum number of suspended leases: the scheduler sends a command for each of them when this worker
+/// joins again, and queues at most 1024.
+const MAX_HELD: usize = 512;
 
 /// Maximum number of leases of other workers.
 const MAX_SOURCES: usize = 1 << 16;
@@ -34,6 +39,8 @@ pub(super) struct KeptForOthers {
     receiving_bytes: u64,
     snapshots: Snapshots,
     sources: HashMap<LeaseId, Source>,
+    /// The suspended leases whose snapshots are held.
+    held: BTreeSet<LeaseId>,
     /// Number of sources so far.
     allowed: u64,
 }
@@ -58,6 +65,7 @@ impl KeptForOthers {
             receiving_bytes: 0,
             snapshots: Snapshots::default(),
             sources: HashMap::new(),
+            held: BTreeSet::new(),
             allowed: 0,
         }
     }
@@ -93,7 +101,36 @@ impl KeptForOthers {
     /// Drops all that is kept of a lease. Its worker may send no more.
     pub(super) fn forget(&mut self, lease: LeaseId) {
         self.sources.remove(&lease);
+        self.held.remove(&lease);
         self.snapshots.forget_lease(lease);
+    }
+
+    /// Holds the snapshots of a suspended lease until they are dropped or taken, if there are any. No
+    /// worker may send more.
+    pub(super) fn hold(&mut self, lease: LeaseId) {
+        if self.held.len() >= MAX_HELD || self.snapshots.size_of(lease).0 == 0 {
+            return self.forget(lease);
+        }
+        self.sources.remove(&lease);
+        self.held.insert(lease);
+    }
+
+    /// Holds the snapshots of a suspended lease that has run here.
+    pub(super) fn hold_own(&mut self, lease: LeaseId, own: Vec<KeptSnapshot>) {
+        self.forget(lease);
+        self.snapshots.adopt(lease, own);
+        self.hold(lease);
+    }
+
+    /// Returns the suspended leases whose snapshots are held.
+    pub(super) fn held(&self) -> Vec<LeaseId> {
+        self.held.iter().copied().collect()
+    }
+
+    /// Returns the bytes for which there is room.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
+        self.bounds.max_bytes.saturating_sub(used_bytes)
     }
 
     /// Removes and returns the snapshots of a lease that starts here. Its old worker may send no

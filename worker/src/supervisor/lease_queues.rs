@@ -28,6 +28,8 @@ pub(super) struct RunningLease {
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<KeeperProgress>>,
+    /// Whether the lease is suspended: its snapshots are held when its process has ended.
+    pub(super) is_suspended: bool,
     /// The process's latest report, as far as it is plausible.
     pub(super) report: Arc<Mutex<Report>>,
     /// The other ends, until the process is started.
@@ -105,6 +107,7 @@ impl RunningLease {
             kill,
             keeper,
             progress,
+            is_suspended: false,
             report,
             queues: Some(queues),
         }

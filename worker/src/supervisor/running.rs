@@ -194,10 +194,11 @@ impl Supervisor {
             .collect()
     }
 
-    /// Forgets the last report and the snapshots of a lease that goes on in no process.
+    /// Forgets the last report of a lease that goes on in no process, and its snapshots if it is not
+    /// suspended.
     fn forget_process(&self, lease: LeaseId, queues: &LeaseQueues) {
         *lock(&queues.report) = Report::default();
-        lock(&self.snapshots).forget_lease(lease);
+        self.put_snapshots_away(lease);
     }
 
     /// Returns whether a lease whose process has died can go on in another one.

@@ -169,6 +169,12 @@ impl Snapshots {
         kept.last().cloned()
     }
 
+    /// Returns the number of a lease's sessions that have snapshots, and the bytes of all of these.
+    pub(crate) fn size_of(&self, lease: LeaseId) -> (usize, u64) {
+        let snapshots = self.leases.get(&lease);
+        snapshots.map_or((0, 0), |it| (it.sessions.len(), it.used_bytes))
+    }
+
     /// Returns whether a lease has snapshots.
     pub(crate) fn has(&self, lease: LeaseId) -> bool {
         let snapshots = self.leases.get(&lease);

@@ -1,10 +1,10 @@
-//! What administrators see of leases, and how they move them.
+//! What administrators see of leases, and how they move, suspend and resume them.
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DrainedWorker, LeaseInfo, LeaseList, LeasePlace},
+    v1::{DrainedWorker, LeaseInfo, LeaseList, LeasePlace, ResumedLease, SuspendedLease},
 };
-use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice};
+use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice, SuspensionSnapshot};
 
 use super::Driver;
 
@@ -46,6 +46,48 @@ impl Driver {
         Ok(worker)
     }
 
+    /// Suspends a lease.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease cannot be suspended.
+    pub(super) fn suspend_lease(&mut self, lease: LeaseId) -> Result<SuspendedLease, String> {
+        let checked = self.engine.check_suspend(lease);
+        checked.map_err(|reason| format!("lease {lease} cannot be suspended: {reason}"))?;
+        self.apply(Event::SuspendLease { lease });
+        let workers = self.suspension(lease);
+        let workers = workers.map_or_else(Vec::new, |suspension| suspension.holders);
+        Ok(SuspendedLease { workers })
+    }
+
+    /// Lets a suspended lease go on.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease cannot be resumed.
+    pub(super) fn resume_lease(&mut self, lease: LeaseId) -> Result<ResumedLease, String> {
+        let checked = self.engine.check_resume(lease);
+        checked.map_err(|reason| format!("lease {lease} cannot be resumed: {reason}"))?;
+        self.apply(Event::ResumeLease { lease });
+        if let Some(suspension) = self.suspension(lease) {
+            let waits_for = suspension.holders;
+            return Ok(ResumedLease {
+                waits_for,
+                ..ResumedLease::default()
+            });
+        }
+        let devices = self.engine.lease(lease).and_then(|lease| lease.devices);
+        let worker = devices.and_then(|devices| Some(devices.first()?.worker.name.clone()));
+        Ok(ResumedLease {
+            worker: worker.unwrap_or_default(),
+            ..ResumedLease::default()
+        })
+    }
+
+    fn suspension(&self, lease: LeaseId) -> Option<SuspensionSnapshot> {
+        self.engine.lease(lease)?.suspension
+    }
+
     fn lease_info(&self, id: LeaseId) -> Option<LeaseInfo> {
         let lease = self.engine.lease(id)?;
         let LeaseSnapshot {
@@ -53,9 +95,14 @@ impl Driver {
             devices,
             epoch,
             waits,
+            suspension,
             move_to,
             ..
         } = lease;
+        let (suspended_at, resumed) = match suspension {
+            Some(suspension) => (suspension.holders, suspension.is_resumed),
+            None => (Vec::new(), false),
+        };
         let auth = owner.and_then(|client| self.holders.auth(client));
         let (move_to, cannot_move) = match move_to {
             Ok(worker) => (worker, String::new()),
@@ -71,6 +118,8 @@ impl Driver {
             waits: waits.map_or_else(String::new, |reason| reason.to_string()),
             move_to,
             cannot_move,
+            suspended_at,
+            resumed,
         })
     }
 }

@@ -82,6 +82,7 @@ impl Driver {
             registration,
             held,
             ended,
+            suspended,
             out_of_service,
         } = registration_report;
         let id = self.new_stream_id();
@@ -131,6 +132,7 @@ impl Driver {
             registration,
             held,
             ended,
+            suspended,
             out_of_service,
             leaving,
         };
@@ -316,18 +318,23 @@ impl Driver {
         }
     }
 
-    /// Commands a worker to end a lease's sessions. If its queue is full or closed, cuts the
+    /// Commands a worker to end a lease's sessions, and to hold their snapshots if the lease is
+    /// suspended. If its queue is full or closed, cuts the
     /// worker off and returns the event that reports this to the engine.
     pub(super) fn send_end_lease(
         &mut self,
         worker: WorkerId,
         lease: LeaseId,
         grants: &[DeviceGrant],
+        hold_snapshots: bool,
     ) -> Option<Event> {
         let JoinedWorker { open, name, .. } = self.workers.get(&worker)?;
         let ended = Entry::new(audit::EntryKind::Ended).worker(worker, name);
         self.audit.record(ended.address(open.peer).lease(lease));
-        self.send_to_worker(worker, worker_commands::end_lease(lease, grants))
+        self.send_to_worker(
+            worker,
+            worker_commands::end_lease(lease, grants, hold_snapshots),
+        )
     }
 
     /// Commands the worker of a lease to send its snapshots to the keeper, and the keeper to keep

@@ -1,0 +1,254 @@
+//! Leases that are suspended and resumed.
+
+use super::durable::*;
+use super::*;
+use crate::{CannotMove, CannotResume};
+
+fn suspend(lease: u64) -> Event {
+    let lease = LeaseId(lease);
+    Event::SuspendLease { lease }
+}
+
+fn resume(lease: u64) -> Event {
+    let lease = LeaseId(lease);
+    Event::ResumeLease { lease }
+}
+
+fn suspended(client: u64, lease: u64) -> Command {
+    waits_for(client, lease, &[])
+}
+
+/// The client learns that its lease was resumed and waits for devices of these workers.
+fn waits_for(client: u64, lease: u64, workers: &[u64]) -> Command {
+    Command::Suspended {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        waits_for: workers.iter().map(|worker| format!("w{worker}")).collect(),
+    }
+}
+
+/// A worker ends a lease and keeps its snapshots.
+fn end_and_keep(worker: u64, lease: u64) -> Command {
+    Command::EndLease {
+        worker: WorkerId(worker),
+        lease: LeaseId(lease),
+        grants: Vec::new(),
+        keeps_snapshots: true,
+    }
+}
+
+fn hold(holder: u64, lease: u64) -> Command {
+    Command::HoldSnapshots {
+        holder: WorkerId(holder),
+        lease: LeaseId(lease),
+    }
+}
+
+/// Lease 10 of client 1 runs at worker 1, the only one, which has its snapshots.
+fn kept_by_worker_1() -> Vec<Step> {
+    vec![
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (1, restorable(1, 10, true), vec![]),
+        (2, kept(1, &[(10, 1)]), vec![]),
+    ]
+}
+
+/// As [`kept_by_worker_1`], and the lease is suspended.
+fn suspended_at_worker_1() -> Vec<Step> {
+    let mut steps = kept_by_worker_1();
+    steps.extend([
+        (3, suspend(10), vec![end_and_keep(1, 10), suspended(1, 10)]),
+        (4, released(1, 10), vec![]),
+    ]);
+    steps
+}
+
+#[test]
+fn two_leases_take_turns_on_one_device() {
+    let turns = [
+        (5, attach(2), vec![]),
+        (5, request_durable(2, 2), vec![granted_exact(2, 2, 1, 0)]),
+        (5, restorable(2, 20, true), vec![]),
+        (6, resume(10), vec![waits_for(1, 10, &[1])]),
+        (7, kept(1, &[(20, 1)]), vec![]),
+        (8, suspend(20), vec![end_and_keep(1, 20), suspended(2, 20)]),
+        (9, released(1, 20), vec![moved(1, 10, 1, 1, 0)]),
+        (10, resume(20), vec![waits_for(2, 20, &[1])]),
+        (11, release(1, 10), vec![end_lease(1, 10)]),
+        (12, released(1, 10), vec![moved(2, 20, 1, 1, 0)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(turns));
+}
+
+#[test]
+fn resumed_lease_comes_before_the_queue() {
+    let waits = [
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
+        (5, request(2, 3, 1), vec![queued(2, 3, 1)]),
+        (6, resume(10), vec![waits_for(1, 10, &[1])]),
+        (7, release(2, 20), vec![end_lease(1, 20)]),
+        (8, released(1, 20), vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(waits));
+}
+
+#[test]
+fn lease_is_resumed_only_after_its_worker_has_released_it() {
+    let steps = [
+        (3, suspend(10), vec![end_and_keep(1, 10), suspended(1, 10)]),
+        (4, resume(10), vec![waits_for(1, 10, &[1])]),
+        // The stream broke before the worker received the command.
+        (5, worker_disconnected(1), vec![]),
+        (
+            6,
+            join_holding(1, &[exact(16)], &[(10, 0)]),
+            vec![end_and_keep(1, 10), hold(1, 10)],
+        ),
+        (7, released(1, 10), vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(kept_by_worker_1().into_iter().chain(steps));
+}
+
+#[test]
+fn lease_is_resumed_at_either_worker_that_has_its_snapshots() {
+    let suspended = [
+        (3, kept(1, &[(10, 1), (10, 2)]), vec![]),
+        (
+            4,
+            suspend(10),
+            vec![end_and_keep(1, 10), hold(2, 10), suspended(1, 10)],
+        ),
+        (5, released(1, 10), vec![]),
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
+    ];
+    let steps = kept_by_worker_2().into_iter().chain(suspended);
+    let elsewhere = (
+        6,
+        resume(10),
+        vec![drop_snapshots(1, 10), moved(1, 10, 1, 2, 0), keep(10, 2, 1)],
+    );
+    check(steps.clone().chain([elsewhere]));
+    // One of them is lost meanwhile, and then the other one.
+    let over = Command::LeaseEnded {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        reason: EndReason::SnapshotsLost {
+            worker: WorkerId(1),
+            name: "w1".into(),
+        },
+    };
+    let gone = [
+        (6, worker_left(2), vec![]),
+        (7, worker_left(1), vec![ended(2, 20, lost(1)), over]),
+    ];
+    check(steps.chain(gone));
+}
+
+#[test]
+fn worker_that_drains_does_not_keep_a_suspended_lease() {
+    let drained = [
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (4, leaving(1), vec![]),
+        (5, kept(1, &[(10, 1), (10, 2)]), vec![]),
+        (
+            6,
+            suspend(10),
+            vec![end_lease(1, 10), hold(2, 10), suspended(1, 10)],
+        ),
+        (7, worker_left(1), vec![]),
+    ];
+    check(kept_by_worker_2().into_iter().chain(drained));
+}
+
+#[test]
+fn client_that_was_away_learns_that_its_lease_is_suspended() {
+    let away = [
+        (5, client_disconnected(1), vec![]),
+        (
+            6,
+            attach_claiming(1, &[(10, &[(1, 0)])]),
+            vec![suspended(1, 10)],
+        ),
+        (7, resume(10), vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(away));
+}
+
+#[test]
+fn worker_that_joins_again_drops_snapshots_of_leases_that_are_over() {
+    let again = |suspended: &[u64]| {
+        let joined = join(1, &[exact(16)]);
+        let Event::Worker { event, .. } = joined else {
+            unreachable!()
+        };
+        let mut event = event;
+        if let WorkerEvent::Join {
+            suspended: held, ..
+        } = &mut event
+        {
+            *held = suspended.iter().map(|id| LeaseId(*id)).collect();
+        }
+        worker(1, event)
+    };
+    let back = [
+        (5, worker_disconnected(1), vec![]),
+        (6, again(&[10]), vec![hold(1, 10)]),
+        (7, worker_disconnected(1), vec![]),
+        (8, release(1, 10), vec![]),
+        (9, again(&[10]), vec![drop_snapshots(1, 10)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(back));
+}
+
+#[test]
+fn suspended_lease_ends_with_its_client() {
+    let gone = [
+        (5, client_disconnected(1), vec![]),
+        (30_005, tick(), vec![drop_snapshots(1, 10)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(gone));
+    let released = [(5, release(1, 10), vec![drop_snapshots(1, 10)])];
+    check(suspended_at_worker_1().into_iter().chain(released));
+}
+
+#[test]
+fn reasons_name_what_is_missing() {
+    let engine = check(suspended_at_worker_1());
+    assert_eq!(
+        engine.check_suspend(LeaseId(10)),
+        Err(CannotMove::Suspended)
+    );
+    assert_eq!(engine.check_move(LeaseId(10)), Err(CannotMove::Suspended));
+    assert_eq!(engine.check_resume(LeaseId(10)), Ok(()));
+    assert_eq!(engine.check_resume(LeaseId(99)), Err(CannotResume::Unknown));
+    let engine = check(kept_by_worker_1());
+    let not_suspended = Err(CannotResume::NotSuspended);
+    assert_eq!(engine.check_resume(LeaseId(10)), not_suspended);
+    let no_room = kept_by_worker_1()
+        .into_iter()
+        .chain([(3, kept(1, &[]), vec![])]);
+    let engine = check(no_room);
+    assert_eq!(engine.check_suspend(LeaseId(10)), Err(CannotMove::NoHolder));
+    let waits = suspended_at_worker_1().into_iter().chain([
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
+        (6, resume(10), vec![waits_for(1, 10, &[1])]),
+    ]);
+    let engine = check(waits.clone());
+    assert_eq!(engine.check_resume(LeaseId(10)), Err(CannotResume::Resumed));
+    let waits_no_more = (7, suspend(10), vec![suspended(1, 10)]);
+    let after = check(waits.chain([waits_no_more]));
+    assert_eq!(after.check_resume(LeaseId(10)), Ok(()));
+    let away = kept_by_worker_1()
+        .into_iter()
+        .chain([(3, worker_disconnected(1), vec![])]);
+    let away = check(away);
+    assert_eq!(away.check_suspend(LeaseId(10)), Err(CannotMove::WorkerAway));
+    let snapshot = engine.lease(LeaseId(10)).unwrap().suspension.unwrap();
+    assert!(snapshot.is_resumed && snapshot.holders == ["w1"]);
+}

@@ -1,0 +1,215 @@
+//! A training whose lease is suspended goes on when the lease is resumed, and computes the same bits.
+
+use std::{
+    ops::Range,
+    sync::mpsc::channel,
+    thread::{scope, sleep},
+    time::{Duration, Instant},
+};
+
+use burn::tensor::Device;
+use serde_json::Value;
+use tensord_client::{LeaseEvent, LeaseRequest, Pool};
+use tensord_testkit::{
+    cluster::Cluster,
+    host,
+    models::{Classifier, Cnn, Mlp},
+    training::losses,
+};
+
+/// Steps of each of two trainings that take turns a hundred times.
+const STEPS: usize = 55;
+
+/// How long the pool may take to do what an administrator waits for.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// An administrator of a pool's leases.
+struct Administrator {
+    /// The scheduler's state directory.
+    state: String,
+}
+
+impl Administrator {
+    fn of(cluster: &Cluster) -> Self {
+        let state = cluster.path("state").into_os_string();
+        let state = state.into_string().expect("temporary paths are text");
+        Self { state }
+    }
+
+    /// Runs `tensord lease`. Returns its output if it succeeds.
+    fn command(&self, args: &[&str]) -> Option<String> {
+        let args = [&["lease"], args, &["--state", &self.state]].concat();
+        let output = host::run(&args, &[]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
+    }
+
+    fn leases(&self) -> Vec<Value> {
+        let listed = self.command(&["list", "--json"]);
+        let listed: Value = serde_json::from_str(&listed.expect("the scheduler runs")).unwrap();
+        listed["leases"].as_array().unwrap().clone()
+    }
+
+    /// Returns the number of workers that have the snapshots of the first lease, which is suspended.
+    fn holders(&self) -> usize {
+        let leases = self.leases();
+        leases[0]["suspended_at"].as_array().unwrap().len()
+    }
+
+    /// Returns the id of a lease that has devices, or of one that was suspended and not resumed.
+    fn find_lease(&self, is_running: bool) -> Option<String> {
+        let is_wanted = |lease: &&Value| match is_running {
+            true => !lease["places"].as_array().unwrap().is_empty(),
+            false => {
+                let holders = lease["suspended_at"].as_array().unwrap();
+                !holders.is_empty() && lease["resumed"] == false
+            }
+        };
+        let leases = self.leases();
+        let id = leases.iter().find(is_wanted)?["lease"].as_str();
+        id.map(str::to_owned)
+    }
+
+    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let until = Instant::now() + DEADLINE;
+        while !holds() {
+            assert!(
+                Instant::now() < until,
+                "waited too long for {what}: {:?}",
+                self.leases()
+            );
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Suspends the lease that runs, as soon as a worker has its snapshots. Returns its id.
+    fn suspend_running(&self) -> String {
+        let id = self.find_lease(true).expect("a lease runs");
+        self.wait("the lease to be suspended", || {
+            self.command(&["suspend", &id]).is_some()
+        });
+        id
+    }
+
+    fn resume_suspended(&self) {
+        if let Some(id) = self.find_lease(false) {
+            let text = self.command(&["resume", &id]).unwrap();
+            assert!(text.starts_with(&format!("lease {id} goes on ")), "{text}");
+        }
+    }
+}
+
+/// Trains on a lease of its own, and passes the device on to the other training before each of the
+/// `turns` steps, and in the end.
+fn train_in_turns<M: Classifier>(
+    pool: &Pool,
+    administrator: &Administrator,
+    steps: usize,
+    turns: Range<usize>,
+) -> Result<Vec<f32>, String> {
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let losses = losses::<M>(&lease.devices()[0], steps, |step| {
+        if turns.contains(&step) {
+            administrator.suspend_running();
+            administrator.resume_suspended();
+        }
+    });
+    assert_eq!(lease.ended(), None);
+    drop(lease);
+    administrator.resume_suspended();
+    losses
+}
+
+#[test]
+fn two_trainings_take_turns_on_the_only_device() {
+    let cluster = Cluster::start(&["flex"]);
+    let mlp = losses::<Mlp>(&Device::flex(), STEPS, |_| {}).unwrap();
+    let cnn = losses::<Cnn>(&Device::flex(), STEPS, |_| {}).unwrap();
+    let administrator = Administrator::of(&cluster);
+    let pools = [cluster.pool(), cluster.pool()];
+    let (ours_mlp, ours_cnn) = scope(|scope| {
+        let [first, second] = &pools;
+        let train = || train_in_turns::<Mlp>(first, &administrator, STEPS, 1..51);
+        let mlp = scope.spawn(train);
+        let train = || train_in_turns::<Cnn>(second, &administrator, STEPS, 3..53);
+        let cnn = scope.spawn(train);
+        (mlp.join().unwrap(), cnn.join().unwrap())
+    });
+    assert_eq!(ours_mlp, Ok(mlp), "{}", cluster.logs());
+    assert_eq!(ours_cnn, Ok(cnn), "{}", cluster.logs());
+    administrator.wait("the leases to end", || administrator.leases().is_empty());
+    cluster.wait("the snapshots to be dropped", || {
+        cluster.workers[0].snapshots_bytes().is_empty()
+    });
+}
+
+#[test]
+fn suspended_training_goes_on_although_its_worker_is_killed() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let (sender, events) = channel();
+    // An error means that the test does not look any more.
+    let callback = move |event| drop(sender.send(event));
+    let request = LeaseRequest::devices(1).on_event(callback);
+    let lease = cluster.pool().lease(request).unwrap();
+    let source = cluster.worker_of_lease().unwrap();
+    let other = format!("worker-{}", 1 - source);
+    let administrator = Administrator::of(&cluster);
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
+        if step != 8 {
+            return;
+        }
+        administrator.wait("a snapshot at the other worker", || {
+            administrator.leases()[0]["move_to"].is_string()
+        });
+        let id = administrator.suspend_running();
+        assert_eq!(administrator.holders(), 2);
+        assert_eq!(
+            administrator.command(&["move", &id]),
+            None,
+            "it is suspended"
+        );
+        cluster.workers[source].kill();
+        administrator.wait("the loss of the killed worker", || {
+            administrator.holders() == 1
+        });
+        let text = administrator.command(&["resume", &id]).unwrap();
+        assert_eq!(text, format!("lease {id} goes on at worker {other}\n"));
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    drop(lease);
+    let events: Vec<_> = events.iter().collect();
+    let expected = [
+        LeaseEvent::Suspended,
+        LeaseEvent::Moving {
+            worker: other.clone(),
+        },
+        LeaseEvent::Running { worker: other },
+    ];
+    assert_eq!(events, expected);
+}
+
+#[test]
+fn programs_that_end_take_their_suspended_leases_with_them() {
+    let cluster = Cluster::start(&["flex"]);
+    let administrator = Administrator::of(&cluster);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let trained = losses::<Mlp>(&lease.devices()[0], 3, |_| {});
+    assert!(trained.is_ok());
+    let id = administrator.suspend_running();
+    assert_eq!(
+        administrator.command(&["suspend", &id]),
+        None,
+        "it is suspended"
+    );
+    cluster.wait("the process to end and its snapshot to stay", || {
+        let worker = &cluster.workers[0];
+        worker.processes_of_leases().is_empty() && !worker.snapshots_bytes().is_empty()
+    });
+    drop(lease);
+    administrator.wait("the lease to end", || administrator.leases().is_empty());
+    cluster.wait("the snapshots to be dropped", || {
+        cluster.workers[0].snapshots_bytes().is_empty()
+    });
+    assert_eq!(administrator.command(&["resume", &id]), None, "it is over");
+}
