@@ -128,7 +128,7 @@ pub enum Command {
         grants: Vec<DeviceGrant>,
         /// Whether the worker is to keep the snapshots of the lease's sessions, from which the lease
         /// is to go on, until [`DropSnapshots`](Self::DropSnapshots).
-        keeps_snapshots: bool,
+        hold_snapshots: bool,
     },
 }
 

@@ -194,9 +194,7 @@ impl Engine {
         let Some(lease) = self.leases.remove(id, self.now) else {
             return;
         };
-        let grants = lease.workers().into_iter();
-        let grants = grants.map(|worker| (worker, lease.grants_on(worker)));
-        self.end_grants(id, grants.collect());
+        self.end_grants(id, lease.grants());
         for keeper in lease.keeper.into_iter().chain(lease.holders) {
             self.drop_snapshots(keeper, id);
         }
@@ -205,7 +203,7 @@ impl Engine {
         }
     }
 
-    /// Ends grants of a lease. A worker without a stream learns of this when it is back.
+    /// Ends grants of a lease. A worker without a stream gets the command when it joins again.
     fn end_grants(&mut self, id: LeaseId, grants: Vec<(WorkerId, Vec<DeviceGrant>)>) {
         for (worker, grants) in grants {
             self.pool.end(worker, id, &grants);
@@ -232,12 +230,12 @@ impl Engine {
         match known {
             None => {
                 let known = self.leases.get(lease);
-                let keeps_snapshots = known.is_some_and(|known| known.holders.contains(&worker));
+                let hold_snapshots = known.is_some_and(|known| known.holders.contains(&worker));
                 self.commands.push(Command::EndLease {
                     worker,
                     lease,
                     grants,
-                    keeps_snapshots,
+                    hold_snapshots,
                 });
             }
             Some(known) => {

@@ -129,8 +129,16 @@ impl Lease {
             .collect()
     }
 
+    /// Returns the grants by which the lease has its devices, by worker.
+    pub(crate) fn grants(&self) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
+        let workers = self.workers().into_iter();
+        workers
+            .map(|worker| (worker, self.grants_on(worker)))
+            .collect()
+    }
+
     /// Returns the grants by which the lease has devices of `worker`.
-    pub(crate) fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
+    fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
         let lease_devices = self.lease_devices.iter();
         let lease_devices = lease_devices.filter(|(device_ref, _)| device_ref.worker == worker);
         let grant = |(device_ref, &grant): (&DeviceRef, _)| DeviceGrant {

@@ -350,7 +350,7 @@ impl Pool {
 
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another
     /// lease: at most as many as `lease` needs.
-    fn fitting(
+    pub(crate) fn fitting(
         &self,
         worker: WorkerId,
         lease: LeaseId,
@@ -373,36 +373,20 @@ impl Pool {
         free.filter(fits).take(requirement.devices()).collect()
     }
 
-    /// Returns how many free devices of a worker meet `requirement`: at most as many as `lease` needs.
-    pub(crate) fn count_fitting(
-        &self,
-        worker: WorkerId,
-        lease: LeaseId,
-        requirement: &Requirement,
-    ) -> usize {
-        self.fitting(worker, lease, requirement).len()
-    }
-
-    /// Holds back no devices any more. Returns those that were held back, for
-    /// [`held_back_before`](Self::held_back_before).
-    pub(crate) fn hold_back_none(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
+    /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then
+    /// [`compare_held_back`](Self::compare_held_back) must follow.
+    pub(crate) fn take_held_back(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
         mem::take(&mut self.held_back)
     }
 
-    /// Holds back the free devices of a worker for a lease that needs more than are free.
-    pub(crate) fn hold_back(
-        &mut self,
-        worker: WorkerId,
-        lease: LeaseId,
-        requirement: &Requirement,
-    ) {
-        let fitting = self.fitting(worker, lease, requirement);
-        let held_back = fitting.into_iter().map(|device_ref| (device_ref, lease));
+    /// Holds back free devices for a lease that needs more than these.
+    pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
+        let held_back = free.into_iter().map(|device_ref| (device_ref, lease));
         self.held_back.extend(held_back);
     }
 
-    /// Compares the devices that are held back with those from before.
-    pub(crate) fn held_back_before(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
+    /// Records whether other devices are held back than `before`: demands may then fit that did not.
+    pub(crate) fn compare_held_back(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
         self.changed |= self.held_back != *before;
     }
 

@@ -101,14 +101,14 @@ impl Engine {
             Some((since, id))
         });
         let without_devices: BTreeSet<_> = without_devices.collect();
-        let held_back = self.pool.hold_back_none();
+        let held_back = self.pool.take_held_back();
         for (_, id) in without_devices {
             if !self.try_move(id) {
                 self.report_standing(id);
                 self.hold_back_devices(id);
             }
         }
-        self.pool.held_back_before(&held_back);
+        self.pool.compare_held_back(&held_back);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -157,9 +157,9 @@ impl Engine {
             return;
         };
         let places = self.places(id, lease);
-        let free = |worker: &WorkerId| self.pool.count_fitting(*worker, id, &requirement);
-        if let Some(place) = places.max_by_key(free) {
-            self.pool.hold_back(place, id, &requirement);
+        let free = places.map(|worker| self.pool.fitting(worker, id, &requirement));
+        if let Some(most) = free.max_by_key(Vec::len) {
+            self.pool.hold_back(id, most);
         }
     }
 
@@ -242,9 +242,8 @@ impl Engine {
         let Some(devices) = free else {
             return false;
         };
-        let old_grants = lease.workers().into_iter();
-        let old_grants = old_grants.map(|worker| (worker, lease.grants_on(worker)));
-        self.end_grants(id, old_grants.collect());
+        let old_grants = lease.grants();
+        self.end_grants(id, old_grants);
         let place = devices.first().map(|device_ref| device_ref.worker);
         let lease_devices = self.assign_grant_numbers(devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {

@@ -31,7 +31,7 @@ impl Engine {
         if lease.lost().is_some() {
             return Err(CannotMove::Lost);
         }
-        // It could not be told to end the lease, and would go on.
+        // Such a worker gets no command to end the lease, so the lease would keep running there.
         let worker = lease.only_worker();
         if worker.is_some_and(|worker| !self.pool.is_connected(worker)) {
             return Err(CannotMove::WorkerAway);
@@ -65,17 +65,19 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        if lease.is_suspended() {
-            return lease.set_standing(Standing::Suspended);
+        match lease.is_suspended() {
+            true => lease.set_standing(Standing::Suspended),
+            false => self.suspend_running(id),
         }
+    }
+
+    /// Takes its devices from a lease that can be suspended.
+    fn suspend_running(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
         let holders = self.possible_holders(lease);
-        let old_grants = lease.workers().into_iter();
-        let old_grants: Vec<_> = old_grants
-            .map(|worker| (worker, lease.grants_on(worker)))
-            .collect();
+        let old_grants = lease.grants();
         let dropped = lease.keeper.filter(|keeper| !holders.contains(keeper));
         if let Some(lease) = self.leases.get_mut(id) {
             lease.lease_devices.clear();

@@ -72,7 +72,7 @@ pub(super) fn end_lease(worker: u64, lease: u64) -> Command {
         worker: WorkerId(worker),
         lease: LeaseId(lease),
         grants: Vec::new(),
-        keeps_snapshots: false,
+        hold_snapshots: false,
     }
 }
 

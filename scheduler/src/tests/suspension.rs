@@ -33,7 +33,7 @@ fn end_and_keep(worker: u64, lease: u64) -> Command {
         worker: WorkerId(worker),
         lease: LeaseId(lease),
         grants: Vec::new(),
-        keeps_snapshots: true,
+        hold_snapshots: true,
     }
 }
 

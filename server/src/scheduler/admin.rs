@@ -204,12 +204,7 @@ impl Admin for Service {
     ) -> Result<Response<MovedLease>, Status> {
         let auth = self.0.admit(&[Role::Admin], &request)?;
         let lease = LeaseId(request.into_inner().lease_id);
-        let (reply, replied) = oneshot::channel();
-        self.0
-            .send_to_driver(Input::MoveLease(lease, reply))
-            .await?;
-        let moved = self.reply(replied).await?;
-        let worker = moved.map_err(|reason| protocol_error(&reason))?;
+        let worker = self.change_lease(lease, Input::MoveLease).await?;
         info!(%lease, by = %auth.token, "lease moves to worker {worker}");
         Ok(Response::new(MovedLease { worker }))
     }
@@ -220,11 +215,7 @@ impl Admin for Service {
     ) -> Result<Response<SuspendedLease>, Status> {
         let auth = self.0.admit(&[Role::Admin], &request)?;
         let lease = LeaseId(request.into_inner().lease_id);
-        let (reply, replied) = oneshot::channel();
-        let suspend = Input::SuspendLease(lease, reply);
-        self.0.send_to_driver(suspend).await?;
-        let suspended = self.reply(replied).await?;
-        let suspended = suspended.map_err(|reason| protocol_error(&reason))?;
+        let suspended = self.change_lease(lease, Input::SuspendLease).await?;
         info!(%lease, by = %auth.token, "lease is suspended");
         Ok(Response::new(suspended))
     }
@@ -235,11 +226,7 @@ impl Admin for Service {
     ) -> Result<Response<ResumedLease>, Status> {
         let auth = self.0.admit(&[Role::Admin], &request)?;
         let lease = LeaseId(request.into_inner().lease_id);
-        let (reply, replied) = oneshot::channel();
-        let resume = Input::ResumeLease(lease, reply);
-        self.0.send_to_driver(resume).await?;
-        let resumed = self.reply(replied).await?;
-        let resumed = resumed.map_err(|reason| protocol_error(&reason))?;
+        let resumed = self.change_lease(lease, Input::ResumeLease).await?;
         info!(%lease, by = %auth.token, "lease is resumed");
         Ok(Response::new(resumed))
     }
@@ -258,6 +245,19 @@ impl Service {
     async fn reply<T>(&self, replied: oneshot::Receiver<T>) -> Result<T, Status> {
         let gone = |_| Status::unavailable("the scheduler is shutting down");
         replied.await.map_err(gone)
+    }
+
+    /// Has the driver change a lease. `input` takes the sender of the driver's reply, of which the
+    /// error is the reason why the lease cannot be changed.
+    async fn change_lease<T>(
+        &self,
+        lease: LeaseId,
+        input: impl FnOnce(LeaseId, oneshot::Sender<Result<T, String>>) -> Input,
+    ) -> Result<T, Status> {
+        let (reply, replied) = oneshot::channel();
+        self.0.send_to_driver(input(lease, reply)).await?;
+        let changed = self.reply(replied).await?;
+        changed.map_err(|reason| protocol_error(&reason))
     }
 
     /// Changes tokens on a thread that may block on the disk.

@@ -425,8 +425,8 @@ impl Driver {
                 worker,
                 lease,
                 grants,
-                keeps_snapshots,
-            } => self.send_end_lease(worker, lease, &grants, keeps_snapshots),
+                hold_snapshots,
+            } => self.send_end_lease(worker, lease, &grants, hold_snapshots),
         }
     }
 
