@@ -133,10 +133,10 @@ impl LeaseWatch {
         self.wait(Interruption::Suspended, reason, event);
     }
 
-    /// Records that the connection to the pool was lost: a suspended lease waits only for a while to
-    /// hear from the pool again, which then reports once more that the lease is suspended.
+    /// Records that the connection to the pool was lost. A suspended lease then waits for a limited
+    /// time, until the pool reports again that it is suspended.
     pub(super) fn pool_lost(&self) {
-        let now = Interruption::SuspendedUntilLost(Instant::now());
+        let now = Interruption::SuspendedWithoutPool(Instant::now());
         for watched in &self.lock().sessions {
             watched.destination.send_if_modified(|destination| {
                 let is_suspended =

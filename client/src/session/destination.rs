@@ -64,13 +64,14 @@ const MAX_INTERRUPTION: Duration = Duration::from_secs(660);
 /// Why a session is to wait until the pool reports where it goes on, or that the lease has ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Interruption {
-    /// The pool has said so at this time, and must report within [`MAX_INTERRUPTION`].
+    /// The pool reported at this time that the worker was lost. It must report what follows within
+    /// [`MAX_INTERRUPTION`].
     Since(Instant),
     /// The lease is suspended, however long that takes. The session must not try to reach a worker.
     Suspended,
-    /// The same, but the connection to the pool was lost at this time. The pool must report within
-    /// [`MAX_INTERRUPTION`].
-    SuspendedUntilLost(Instant),
+    /// The lease is suspended, and the client has had no connection to the pool since this time. The
+    /// pool must report within [`MAX_INTERRUPTION`].
+    SuspendedWithoutPool(Instant),
 }
 
 /// Where a session is to be, as the pool reports it.
@@ -89,7 +90,7 @@ impl Destination {
     /// Returns whether the pool will report where the session goes on.
     pub(super) fn is_interrupted(&self) -> bool {
         match self.interruption {
-            Some(Interruption::Since(at) | Interruption::SuspendedUntilLost(at)) => {
+            Some(Interruption::Since(at) | Interruption::SuspendedWithoutPool(at)) => {
                 at.elapsed() < MAX_INTERRUPTION
             }
             Some(Interruption::Suspended) => true,
@@ -101,7 +102,7 @@ impl Destination {
     pub(super) fn must_wait(&self) -> bool {
         match self.interruption {
             Some(Interruption::Suspended) => true,
-            Some(Interruption::SuspendedUntilLost(_)) => self.is_interrupted(),
+            Some(Interruption::SuspendedWithoutPool(_)) => self.is_interrupted(),
             Some(Interruption::Since(_)) | None => false,
         }
     }
@@ -109,7 +110,7 @@ impl Destination {
     /// Returns until when the session must wait at most; `None` if there is no limit.
     pub(super) fn waits_until(&self) -> Option<Instant> {
         match self.interruption {
-            Some(Interruption::SuspendedUntilLost(at)) => Some(at + MAX_INTERRUPTION),
+            Some(Interruption::SuspendedWithoutPool(at)) => Some(at + MAX_INTERRUPTION),
             _ => None,
         }
     }

@@ -131,10 +131,10 @@ async fn keep_connected(
                     let _ = opened.send(Ok(()));
                 }
                 let end = TrackEnd { session, track };
+                let exchange = pump(&end, connection, link, Timing::DEFAULT);
                 let ended = tokio::select! {
-                    ended = pump(&end, connection, link, Timing::DEFAULT) => after_pump(ended),
-                    () = moved_or_suspended(destination, &reach.target) => {
-                        let reason = "the pool has suspended the lease, or reported where it goes on";
+                    ended = exchange => after_pump(ended),
+                    reason = moved_or_suspended(destination, &reach.target) => {
                         ConnectionEnd::Lost(reason.into())
                     }
                 };
@@ -277,12 +277,13 @@ async fn report_unreachable(destination: &Destination, last_received: Instant) -
     }
 }
 
-/// Waits until the session is to be elsewhere than at `target`, or its lease is suspended. What the
-/// worker still sends does not count then: the lease may go on from what another one has.
+/// Waits until the session is to be elsewhere than at `target`, or its lease is suspended, and returns
+/// that as text. The client must ignore what the worker sends after that: the lease may go on from
+/// snapshots that another worker has.
 async fn moved_or_suspended(
     destination: &mut watch::Receiver<Destination>,
     target: &Arc<SessionTarget>,
-) {
+) -> &'static str {
     let is_elsewhere = |destination: &Destination| {
         destination.must_wait() || !Arc::ptr_eq(&destination.target, target)
     };
@@ -290,6 +291,7 @@ async fn moved_or_suspended(
         // The pool will not report anything any more.
         pending::<()>().await;
     }
+    "the pool has suspended the lease, or reported where it goes on"
 }
 
 /// Returns why a session is over, for its reads.

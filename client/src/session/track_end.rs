@@ -133,7 +133,7 @@ impl Session {
         }
         if track == Track::Ops && !state.accepts_restore(opened) {
             return Err(ConnectionEnd::BrokeRule(format!(
-                "the session goes on from mark {}, which it did not offer",
+                "it has restored the session from mark {}, which the client did not offer",
                 opened.mark
             )));
         }

@@ -2,7 +2,7 @@
 //!
 //! A client restores a session from the last mark that counts as kept, or from a later one, or, as
 //! long as requests from before that are not answered, from the committed mark; if its journal has
-//! lapsed, it tells the scheduler. A mark may count as kept although the keeper does not have its
+//! lapsed, it reports that to the scheduler. A mark may count as kept although the keeper does not have its
 //! snapshot; see [`keeper_link`](super::keeper_link).
 
 use std::collections::HashMap;

@@ -145,8 +145,8 @@ impl State {
         self.restore_points()
     }
 
-    /// Returns whether the session may go on where a worker says: in the same process, or from one of
-    /// the marks that it has offered.
+    /// Returns whether a worker has opened the session in the process that it was in, or has restored
+    /// it from a mark that the client has offered.
     pub(in super::super) fn accepts_restore(&self, opened: &Opened) -> bool {
         let is_restored = self.ops.was_attached() && opened.epoch > self.journal.epoch();
         let mut points = self.restore_points().into_iter();
