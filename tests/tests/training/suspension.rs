@@ -12,10 +12,11 @@ use serde_json::Value;
 use tensord_client::{LeaseEvent, LeaseRequest, Pool};
 use tensord_testkit::{
     cluster::Cluster,
-    host,
     models::{Classifier, Cnn, Mlp},
     training::losses,
 };
+
+use crate::administrator::Administrator;
 
 /// Steps of each of two trainings that take turns a hundred times.
 const STEPS: usize = 55;
@@ -23,31 +24,11 @@ const STEPS: usize = 55;
 /// How long the pool may take to do what an administrator waits for.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// An administrator of a pool's leases.
-struct Administrator {
-    /// The scheduler's state directory.
-    state: String,
-}
-
+/// What only tests of suspended leases do.
 impl Administrator {
-    fn of(cluster: &Cluster) -> Self {
-        let state = cluster.path("state").into_os_string();
-        let state = state.into_string().expect("temporary paths are text");
-        Self { state }
-    }
-
     /// Runs `tensord lease`. Returns its output if it succeeds.
     fn command(&self, args: &[&str]) -> Option<String> {
-        let args = [&["lease"], args, &["--state", &self.state]].concat();
-        let output = host::run(&args, &[]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        output.status.success().then_some(text)
-    }
-
-    fn leases(&self) -> Vec<Value> {
-        let listed = self.command(&["list", "--json"]);
-        let listed: Value = serde_json::from_str(&listed.expect("the scheduler runs")).unwrap();
-        listed["leases"].as_array().unwrap().clone()
+        self.try_run(&[&["lease"], args].concat()).ok()
     }
 
     /// Returns the number of workers that have the snapshots of the first lease, which is suspended.

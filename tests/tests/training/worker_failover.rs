@@ -7,14 +7,14 @@ use std::{
 };
 
 use burn::tensor::{Device, Tensor};
-use serde_json::Value;
 use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     cluster::Cluster,
-    host,
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
+
+use crate::administrator::Administrator;
 
 /// How long another lease has the only device that is left: longer than a worker without a
 /// connection counts as present.
@@ -114,40 +114,25 @@ fn rolling_restart_disturbs_no_training() {
     }
 }
 
-/// Runs an administrator's command on the scheduler's state, and returns its output.
-fn administer(cluster: &Cluster, args: &[&str]) -> String {
-    let state = cluster.path("state");
-    let state = state.to_str().expect("temporary paths are text");
-    let output = host::run(&[args, &["--state", state]].concat(), &[]);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Returns the only lease, as `tensord lease list` shows it.
-fn listed_lease(cluster: &Cluster) -> Value {
-    let listed = administer(cluster, &["lease", "list", "--json"]);
-    let listed: Value = serde_json::from_str(&listed).unwrap();
-    listed["leases"][0].clone()
-}
-
 #[test]
 fn training_goes_on_while_administrators_move_it() {
     let cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
-    let can_move = || listed_lease(&cluster)["move_to"].is_string();
+    let administrator = Administrator::of(&cluster);
+    let listed_lease = || administrator.leases()[0].clone();
+    let can_move = || listed_lease()["move_to"].is_string();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
         if ![5, 10].contains(&step) {
             return;
         }
         cluster.wait("the lease to be able to move", can_move);
-        let listed = listed_lease(&cluster);
+        let listed = listed_lease();
         let worker = listed["places"][0]["worker"].as_str().unwrap();
         assert_eq!(listed["moves"], step / 5 - 1);
         if step == 5 {
             let id = listed["lease"].as_str().unwrap();
-            let text = administer(&cluster, &["lease", "move", id]);
+            let text = administrator.run(&["lease", "move", id]);
             let expected = format!(
                 "lease {id} moves to worker {}\n",
                 listed["move_to"].as_str().unwrap()
@@ -155,15 +140,15 @@ fn training_goes_on_while_administrators_move_it() {
             assert_eq!(text, expected);
         } else {
             let drain = ["worker", "drain", worker];
-            let text = administer(&cluster, &[&drain[..], &["--wait", "60s"]].concat());
+            let text = administrator.run(&[&drain[..], &["--wait", "60s"]].concat());
             let expected = format!("worker {worker} has no lease left\n");
             assert!(text.ends_with(&expected), "{text}");
-            let text = administer(&cluster, &[&drain[..], &["--undo"]].concat());
+            let text = administrator.run(&[&drain[..], &["--undo"]].concat());
             assert_eq!(text, format!("worker {worker} gets leases again\n"));
         }
     });
     assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
-    assert_eq!(listed_lease(&cluster)["moves"], 2);
+    assert_eq!(listed_lease()["moves"], 2);
 }
 
 #[test]
