@@ -148,13 +148,32 @@ pub fn children(id: u32) -> Vec<u32> {
     ids
 }
 
-/// Returns the ids of the processes that run leases of the worker with process `id`. A spare has
-/// one thread, and the process of a lease more.
+/// Returns the ids of the processes that run leases of the worker with process `id`. Spares have
+/// another name.
 pub fn processes_of_leases(id: u32) -> Vec<u32> {
-    let threads = |id: &u32| fs::read_dir(format!("/proc/{id}/task")).map_or(0, Iterator::count);
+    let name = |id: &u32| fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
     let mut running = children(id);
-    running.retain(|id| threads(id) > 1);
+    running.retain(|id| name(id).trim_end() == "tensord-lease");
     running
+}
+
+/// Returns the control groups that the worker with process `id` has made for its processes.
+pub fn control_groups(id: u32) -> Vec<PathBuf> {
+    let prefix = format!("tensord-lease-{id}-");
+    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(directory) = open.pop() {
+        // Other groups come and go.
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                found.push(entry.path());
+            }
+            open.push(entry.path());
+        }
+    }
+    found
 }
 
 /// Returns the fields of `/proc/<id>/stat` after the process's name, or `None` if there is no such

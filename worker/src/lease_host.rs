@@ -60,6 +60,11 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Ends every session, with `error` for its client.
     fn end_all(&self, error: &Error);
 
+    /// Ends what runs without a lease, when the worker stops.
+    fn stop(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {})
+    }
+
     /// Returns the number of sessions that have not ended.
     fn live_session_count(&self) -> usize;
 

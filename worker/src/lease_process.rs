@@ -87,7 +87,7 @@ fn run(custom_ops: &CustomOps, started: impl FnOnce()) -> Result<(), ProcessErro
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)?;
     leave_terminal();
     // The worker runs `/proc/self/exe`, so `top` would show the name `exe`.
-    let _ = set_name(c"tensord-lease");
+    let _ = set_name(c"tensord-spare");
     // An error means that the kernel chooses by size alone, as it does without this.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let calls = restrict_calls();
@@ -119,6 +119,10 @@ fn run(custom_ops: &CustomOps, started: impl FnOnce()) -> Result<(), ProcessErro
     {
         driver_caches::place(&bytes_to_path(kernels));
     }
+    let _ = set_name(match first.0 {
+        Task::Start(_) => c"tensord-lease",
+        _ => c"tensord-devices",
+    });
     started();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {

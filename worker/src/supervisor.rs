@@ -71,7 +71,6 @@ use self::{
     keeper::KeptForOthers,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
-    lease_cgroups::LeaseCgroups,
     lease_queues::{LeaseQueues, RunningLease},
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
@@ -131,8 +130,6 @@ pub(crate) struct Supervisor {
     leases: Mutex<HashMap<LeaseId, RunningLease>>,
     turns: Mutex<Turns>,
     spares: Spares,
-    /// `None` if this worker may not make control groups.
-    cgroups: Option<LeaseCgroups>,
     kept_uploads: Mutex<KeptUploads>,
     snapshots: Mutex<Snapshots>,
     /// The snapshots of leases that other workers run.
@@ -189,7 +186,6 @@ impl Supervisor {
             leases: Mutex::default(),
             turns: Mutex::new(Turns::new(turn_timeout)),
             spares: Spares::new(described.spawner, spares),
-            cgroups: described.cgroups,
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
             snapshots: Mutex::default(),
             kept_for_others: Mutex::new(KeptForOthers::new(kept_for_others)),

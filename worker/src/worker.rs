@@ -20,6 +20,9 @@ use crate::{
     start::{StartError, StartedHost, start_in_this_process},
 };
 
+/// How long the processes that run no lease may take to exit when the worker stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A running worker. Dropping it ends its sessions at once.
 pub struct Worker {
     address: SocketAddr,
@@ -164,6 +167,8 @@ impl Worker {
         };
         // Bounds the wait in case the scheduler is unreachable.
         let _ = tokio::time::timeout(2 * LEAVE_TIMEOUT, registration_state.wait_for(over)).await;
+        // Killed processes exit at once, unless a driver hangs in the kernel.
+        let _ = tokio::time::timeout(STOP_TIMEOUT, self.host.stop()).await;
     }
 }
 

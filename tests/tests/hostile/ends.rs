@@ -3,6 +3,7 @@
 //! too long ends only its own session.
 
 use std::{
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -15,6 +16,7 @@ use tensord_proto::v1::{ErrorCode, ReleaseLease, client_message};
 use tensord_testkit::{
     cluster::Cluster,
     raw::{self, ClientStream, RawSession, SessionError},
+    resource_usage::control_groups,
 };
 
 use crate::ops::full;
@@ -54,11 +56,13 @@ fn draining_worker_lets_sessions_finish() {
     assert_eq!(lease.ended(), None);
     assert_eq!(pool.status().unwrap().leases, 1);
     drop((weight, device, lease));
+    let id = worker.id();
     assert_eq!(
         worker.exit_code(Duration::from_secs(10)),
         Some(0),
         "the process ends with its last session"
     );
+    assert_eq!(control_groups(id), Vec::<PathBuf>::new());
     cluster.wait("the worker to be gone", || {
         pool.status().unwrap().workers.is_empty()
     });

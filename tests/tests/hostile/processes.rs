@@ -3,7 +3,7 @@
 //! The worker of `examples/unchecked.rs` executes ops without their checks, and has custom ops
 //! that end their process. Signals from here do the rest.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use burn::tensor::Tensor;
 use burn_ir::{CustomOpIr, OperationIr};
@@ -14,7 +14,7 @@ use tensord_testkit::{
     host,
     models::Mlp,
     raw::{self, ClientStream, RawSession, SessionError, Target},
-    resource_usage::{children, is_running, signal_process, stat_fields},
+    resource_usage::{children, control_groups, is_running, signal_process, stat_fields},
     training,
 };
 
@@ -321,25 +321,6 @@ fn process_that_takes_too_much_memory_ends_alone() {
     assert_eq!(sum.into_scalar::<f32>(), 4.0);
 }
 
-/// Returns the control groups that a worker has made for its leases.
-fn cgroups_of(worker: &Process) -> Vec<PathBuf> {
-    let prefix = format!("tensord-lease-{}-", worker.id());
-    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
-    while let Some(directory) = open.pop() {
-        // Other groups come and go.
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                found.push(entry.path());
-            }
-            open.push(entry.path());
-        }
-    }
-    found
-}
-
 /// Leases a device, calls `then`, reads a tensor, and releases the lease.
 async fn lease_and_read(
     attached: &mut ClientStream,
@@ -408,5 +389,11 @@ fn leases_leave_nothing_behind() {
     worker.wait_until_settled(&before, Default::default());
     let ids = worker.children();
     assert!(ids.iter().all(|id| children(*id).is_empty()));
-    assert_eq!(cgroups_of(&worker), Vec::<PathBuf>::new());
+    // Each group that is left has a process: a spare.
+    let mut members: Vec<u32> = Vec::new();
+    for group in control_groups(worker.id()) {
+        let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+        members.push(processes.trim().parse().expect("one process in the group"));
+    }
+    assert!(members.iter().all(|member| ids.contains(member)));
 }

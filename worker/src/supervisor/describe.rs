@@ -26,7 +26,6 @@ pub(crate) struct Described {
     pub(crate) found: Vec<FoundDevice>,
     pub(crate) missing: Vec<MissingDevice>,
     pub(super) spawner: Spawner,
-    pub(super) cgroups: Option<LeaseCgroups>,
 }
 
 /// Has a process open the devices of `selections`, as a driver may crash. CPU devices share
@@ -51,7 +50,7 @@ pub(crate) async fn describe(
             None
         }
     };
-    let spawner = Spawner::start(program)?;
+    let spawner = Spawner::start(program, cgroups)?;
     let failed = |reason: String| StartError::Process(reason);
     let process = Process::start(&spawner).await;
     let mut process = process.map_err(|e| failed(e.to_string()))?;
@@ -95,6 +94,5 @@ pub(crate) async fn describe(
         found: found.collect(),
         missing: missing.collect(),
         spawner,
-        cgroups,
     })
 }

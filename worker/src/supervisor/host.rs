@@ -130,6 +130,10 @@ impl LeaseHost for Supervisor {
         self.update(|table, now| table.end_all(now, &error.message));
     }
 
+    fn stop(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.spares.close())
+    }
+
     fn live_session_count(&self) -> usize {
         let leases = lock(&self.leases);
         let live = leases.values();

@@ -1,4 +1,5 @@
-//! A control group for the process of each lease, which bounds the process's memory.
+//! A control group for the process of each lease, which bounds the process's memory. A process is
+//! moved to its group when it starts, as that takes long, and is bounded when it has a lease.
 //!
 //! A session's [account](crate::memory) counts tensors exactly. The control group bounds what the
 //! account does not see: compiled kernels, buffers of drivers, and whatever a program allocates
@@ -15,7 +16,6 @@ use std::{
     process,
 };
 
-use tensord_proto::ids::LeaseId;
 use tracing::debug;
 
 use crate::{cgroup::own_memory_group, memory::format_bytes};
@@ -27,8 +27,8 @@ const COPIES: u64 = 2;
 /// Memory of a process beyond tensors: program, stacks, kernels and what drivers allocate.
 const OVERHEAD_BYTES: u64 = 1 << 30;
 
-/// How the names of groups of processes of leases begin. The worker's process id and the lease
-/// follow.
+/// How the names of groups of processes of leases begin. The process ids of the worker and of the
+/// process follow.
 const LEASE_PREFIX: &str = "tensord-lease-";
 
 /// How the names of groups of workers begin. The process id follows.
@@ -44,13 +44,14 @@ pub(super) struct LeaseCgroups {
     is_v2: bool,
 }
 
-/// The control group of a lease's process. Dropping it removes the group, in which no process
-/// must be left.
+/// The control group of a process that runs a lease, or will. Dropping it removes the group, in
+/// which no process must be left.
 #[derive(Debug)]
 pub(super) struct LeaseCgroup {
     directory: PathBuf,
     is_v2: bool,
-    limit_bytes: u64,
+    /// `None` until the process has a lease.
+    limit_bytes: Option<u64>,
 }
 
 impl LeaseCgroups {
@@ -83,59 +84,64 @@ impl LeaseCgroups {
         }
     }
 
-    /// Makes a group for the process `id`, which may take `device_bytes` for tensors, and moves
-    /// the process to it.
+    /// Makes a group for the process `id`, and moves the process to it. The kernel may take more
+    /// than 10 ms for the move.
     ///
     /// # Errors
     ///
     /// When the system refuses it.
-    pub(super) fn create(
-        &self,
-        lease: LeaseId,
-        id: u32,
-        device_bytes: u64,
-    ) -> io::Result<LeaseCgroup> {
-        let name = format!("{LEASE_PREFIX}{}-{lease}", process::id());
+    pub(super) fn create(&self, id: u32) -> io::Result<LeaseCgroup> {
+        let name = format!("{LEASE_PREFIX}{}-{id}", process::id());
         let group = LeaseCgroup {
             directory: self.parent.join(name),
             is_v2: self.is_v2,
-            limit_bytes: device_bytes
-                .saturating_mul(COPIES)
-                .saturating_add(OVERHEAD_BYTES),
+            limit_bytes: None,
         };
         fs::create_dir(&group.directory)?;
-        let limit = match group.is_v2 {
-            true => "memory.max",
-            false => "memory.limit_in_bytes",
-        };
-        fs::write(group.directory.join(limit), group.limit_bytes.to_string())?;
-        // Tensors must not be swapped. Not every kernel counts swap.
-        let (swap, swap_limit) = match group.is_v2 {
-            true => ("memory.swap.max", 0),
-            false => ("memory.memsw.limit_in_bytes", group.limit_bytes),
-        };
-        let swap = group.directory.join(swap);
-        if swap.exists() {
-            fs::write(swap, swap_limit.to_string())?;
-        }
         fs::write(group.directory.join(PROCESSES), id.to_string())?;
         Ok(group)
     }
 }
 
 impl LeaseCgroup {
+    /// Bounds the memory of the group's process, which may take `device_bytes` for tensors.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses it.
+    pub(super) fn limit(&mut self, device_bytes: u64) -> io::Result<()> {
+        let limit_bytes = device_bytes
+            .saturating_mul(COPIES)
+            .saturating_add(OVERHEAD_BYTES);
+        let limit = match self.is_v2 {
+            true => "memory.max",
+            false => "memory.limit_in_bytes",
+        };
+        fs::write(self.directory.join(limit), limit_bytes.to_string())?;
+        self.limit_bytes = Some(limit_bytes);
+        // Tensors must not be swapped. Not every kernel counts swap.
+        let (swap, swap_limit) = match self.is_v2 {
+            true => ("memory.swap.max", 0),
+            false => ("memory.memsw.limit_in_bytes", limit_bytes),
+        };
+        let swap = self.directory.join(swap);
+        if swap.exists() {
+            fs::write(swap, swap_limit.to_string())?;
+        }
+        Ok(())
+    }
+
     /// Returns a description of the process's end if the kernel has killed it because it reached
     /// the limit.
     pub(super) fn out_of_memory(&self) -> Option<String> {
+        let limit = format_bytes(self.limit_bytes?);
         let events = match self.is_v2 {
             true => "memory.events",
             false => "memory.oom_control",
         };
         let events = fs::read_to_string(self.directory.join(events)).ok()?;
-        (oom_kills(&events) > 0).then(|| {
-            let limit = format_bytes(self.limit_bytes);
-            format!("the kernel killed it because it needed more than {limit} of memory")
-        })
+        (oom_kills(&events) > 0)
+            .then(|| format!("the kernel killed it because it needed more than {limit} of memory"))
     }
 }
 
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn groups_name_their_worker() {
-        assert_eq!(owner_of("tensord-lease-17-00000000000000ff"), Some(17));
+        assert_eq!(owner_of("tensord-lease-17-4194303"), Some(17));
         assert_eq!(owner_of("tensord-worker-4194304"), Some(4_194_304));
         for other in ["tensord-lease-", "tensord-lease-x-1", "user.slice", ""] {
             assert_eq!(owner_of(other), None, "{other}");

@@ -17,6 +17,7 @@ use tensord_transport::handoff;
 use tokio::time::{sleep, timeout};
 
 pub(super) use self::spawner::Spawner;
+use super::lease_cgroups::LeaseCgroup;
 use crate::process_message::{BUILD, Event, FromProcess, Task, ToProcess};
 
 /// How long a process may take to start.
@@ -46,6 +47,8 @@ pub(super) enum ProcessError {
 pub(super) struct Process {
     /// Taken by `drop`.
     child: Option<Child>,
+    /// `None` if this worker may not make control groups.
+    cgroup: Option<LeaseCgroup>,
     sender: handoff::Sender,
     receiver: handoff::Receiver,
     /// Whether a message could not be sent because the process had closed its end.
@@ -56,11 +59,12 @@ pub(super) struct Process {
 impl Process {
     /// Starts a process, and waits until it is ready for its first task.
     pub(super) async fn start(spawner: &Spawner) -> Result<Self, ProcessError> {
-        let (child, stream) = spawner.spawn().await.map_err(ProcessError::Spawn)?;
+        let (child, cgroup, stream) = spawner.spawn().await.map_err(ProcessError::Spawn)?;
         let (sender, receiver) = handoff::channel(stream);
         let receiver = receiver.memory_files_only();
         let mut process = Self {
             child: Some(child),
+            cgroup,
             sender,
             receiver,
             is_closed: false,
@@ -115,9 +119,21 @@ impl Process {
         Some((event, received.fd))
     }
 
-    /// Returns the process id, unless the process has ended.
-    pub(super) fn id(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+    /// Bounds the memory of the process, which may take `device_bytes` for tensors, if this worker
+    /// may.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses it.
+    pub(super) fn limit_memory(&mut self, device_bytes: u64) -> io::Result<()> {
+        let limited = self.cgroup.as_mut();
+        limited.map_or(Ok(()), |cgroup| cgroup.limit(device_bytes))
+    }
+
+    /// Returns a description of the process's end if the kernel has killed it because it reached
+    /// the limit of its memory.
+    pub(super) fn out_of_memory(&self) -> Option<String> {
+        self.cgroup.as_ref()?.out_of_memory()
     }
 
     /// Returns whether a message could not be sent because the process has closed the channel. It
@@ -170,7 +186,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
         if let Some(child) = self.child.take() {
-            self.spawner.reap(child);
+            self.spawner.reap(child, self.cgroup.take());
         }
     }
 }

@@ -10,7 +10,6 @@ use tracing::{debug, error, info, warn};
 use super::{
     Supervisor,
     keeper_link::{KeeperLink, KeeperQueues},
-    lease_cgroups::LeaseCgroup,
     lease_queues::{LeaseQueues, QueuedTask},
     process::Process,
     process_run::ProcessRun,
@@ -138,7 +137,7 @@ impl Supervisor {
             restarts,
             keeper,
         };
-        let cgroup = self.bound_memory(lease, &process, &start);
+        limit_memory(lease, &mut process, &start);
         let started = process.send(Task::Start(start), Some(records.file().as_fd()));
         let ended = match started.await {
             Ok(()) => run.serve(self, &mut process, queues, tasks).await,
@@ -151,8 +150,7 @@ impl Supervisor {
             process.kill();
         }
         let exit = process.exit().await;
-        let out_of_memory = cgroup.as_ref().and_then(LeaseCgroup::out_of_memory);
-        drop(cgroup);
+        let out_of_memory = process.out_of_memory();
         // If this worker has killed the process, or the process has reported a failure, the next
         // one would end in the same way.
         let has_died = (ended.is_ok() || process.is_closed()) && run.failure.is_none();
@@ -206,26 +204,6 @@ impl Supervisor {
         lock(&self.table).is_running(lease) && lock(&self.snapshots).has(lease)
     }
 
-    /// Bounds the memory of the lease's process, if this worker may.
-    fn bound_memory(
-        &self,
-        lease: LeaseId,
-        process: &Process,
-        start: &Start,
-    ) -> Option<LeaseCgroup> {
-        let cgroups = self.cgroups.as_ref()?;
-        let device_bytes = start.devices.iter().map(|device| device.memory_bytes);
-        let device_bytes = device_bytes.fold(0, u64::saturating_add);
-        // The kernel charges shared memory to the group of the process that has written to it.
-        let bytes = device_bytes.saturating_add(start.settings.snapshot_bytes);
-        let created = cgroups.create(lease, process.id()?, bytes);
-        created
-            .inspect_err(|e| {
-                warn!(%lease, "the memory of the lease's process is not bounded: cannot make a control group: {e}");
-            })
-            .ok()
-    }
-
     /// Returns the tasks by which a new process learns the scheduler's latest key and time.
     fn scheduler_tasks(&self) -> Vec<Task> {
         let scheduler = lock(&self.scheduler);
@@ -257,4 +235,15 @@ struct ProcessEnd {
     ops: BTreeMap<usize, String>,
     /// Whether nobody has ended the process, so that another one may do better.
     has_died: bool,
+}
+
+/// Bounds the memory of the lease's process, if this worker may.
+fn limit_memory(lease: LeaseId, process: &mut Process, start: &Start) {
+    let device_bytes = start.devices.iter().map(|device| device.memory_bytes);
+    let device_bytes = device_bytes.fold(0, u64::saturating_add);
+    // The kernel charges shared memory to the group of the process that has written to it.
+    let bytes = device_bytes.saturating_add(start.settings.snapshot_bytes);
+    if let Err(e) = process.limit_memory(bytes) {
+        warn!(%lease, "the memory of the lease's process is not bounded: cannot limit its control group: {e}");
+    }
 }

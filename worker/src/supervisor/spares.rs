@@ -23,18 +23,24 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The spare processes of a worker.
 pub(super) struct Spares {
     spawner: Spawner,
+    spares: Mutex<State>,
+    taken: Notify,
+}
+
+struct State {
     /// Number of processes to keep ready.
     count: usize,
-    ready: Mutex<Vec<Process>>,
-    taken: Notify,
+    ready: Vec<Process>,
 }
 
 impl Spares {
     pub(super) fn new(spawner: Spawner, count: usize) -> Self {
         Self {
             spawner,
-            count,
-            ready: Mutex::default(),
+            spares: Mutex::new(State {
+                count,
+                ready: Vec::new(),
+            }),
             taken: Notify::new(),
         }
     }
@@ -50,26 +56,46 @@ impl Spares {
     }
 
     fn take_ready(&self) -> Option<Process> {
-        let mut ready = self.alive();
-        ready.pop()
+        self.alive().ready.pop()
     }
 
     /// Drops the spares that have died.
-    fn alive(&self) -> MutexGuard<'_, Vec<Process>> {
-        let mut ready = lock(&self.ready);
-        ready.retain_mut(|process| !process.has_exited());
-        ready
+    fn alive(&self) -> MutexGuard<'_, State> {
+        let mut spares = lock(&self.spares);
+        spares.ready.retain_mut(|process| !process.has_exited());
+        spares
+    }
+
+    /// Returns whether there are fewer spares than there are to be.
+    fn is_short(&self) -> bool {
+        let spares = self.alive();
+        spares.ready.len() < spares.count
+    }
+
+    /// Ends the spares, and starts no more of them. Waits until they and all other processes have
+    /// exited that were killed.
+    pub(super) async fn close(&self) {
+        {
+            let mut spares = lock(&self.spares);
+            spares.count = 0;
+            spares.ready.clear();
+        }
+        self.spawner.wait_for_exits().await;
     }
 
     /// Keeps the number of spares up.
     pub(super) async fn refill(&self) {
         let mut is_failing = false;
         loop {
-            while self.alive().len() < self.count {
+            while self.is_short() {
                 match Process::start(&self.spawner).await {
                     Ok(process) => {
                         is_failing = false;
-                        lock(&self.ready).push(process);
+                        let mut spares = lock(&self.spares);
+                        // The worker may have begun to stop.
+                        if spares.ready.len() < spares.count {
+                            spares.ready.push(process);
+                        }
                     }
                     Err(e) => {
                         if !std::mem::replace(&mut is_failing, true) {

@@ -17,7 +17,10 @@ use tokio::{net::unix::pipe, sync::oneshot};
 use tracing::warn;
 
 use super::log::pass_on_log;
-use crate::options::ProcessProgram;
+use crate::{
+    options::ProcessProgram,
+    supervisor::lease_cgroups::{LeaseCgroup, LeaseCgroups},
+};
 
 /// Interval of the checks for processes that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
@@ -33,38 +36,49 @@ pub(in crate::supervisor) struct Spawner(mpsc::Sender<Request>);
 
 enum Request {
     Spawn(oneshot::Sender<io::Result<Spawned>>),
-    Reap(Child),
+    Reap(Child, Option<LeaseCgroup>),
+    /// Reply when all processes that are to be reaped have exited.
+    AwaitExits(oneshot::Sender<()>),
 }
 
 struct Spawned {
     child: Child,
+    cgroup: Option<LeaseCgroup>,
     channel: UnixStream,
     stderr: OwnedFd,
 }
 
 impl Spawner {
-    /// Starts the thread.
+    /// Starts the thread. `cgroups` makes the control groups of the processes, if this worker may
+    /// make any.
     ///
     /// # Errors
     ///
     /// When the system starts no thread.
-    pub(in crate::supervisor) fn start(program: ProcessProgram) -> io::Result<Self> {
+    pub(in crate::supervisor) fn start(
+        program: ProcessProgram,
+        cgroups: Option<LeaseCgroups>,
+    ) -> io::Result<Self> {
         // Processes inherit this. One enables huge pages again when it has many tensors; the worker
         // has none. An error means that the kernel has no huge pages.
         let _ = disable_transparent_huge_pages(true);
         let (requests, received) = mpsc::channel();
         let thread = std::thread::Builder::new().name("tensord-spawn".into());
-        thread.spawn(move || serve(&program, &received))?;
+        thread.spawn(move || serve(&program, cgroups.as_ref(), &received))?;
         Ok(Self(requests))
     }
 
-    /// Starts a process. Its log becomes part of this process's log.
-    pub(super) async fn spawn(&self) -> io::Result<(Child, tokio::net::UnixStream)> {
+    /// Starts a process, with a control group of its own. Its log becomes part of this process's
+    /// log.
+    pub(super) async fn spawn(
+        &self,
+    ) -> io::Result<(Child, Option<LeaseCgroup>, tokio::net::UnixStream)> {
         let ended = || io::Error::other("the thread that starts processes has ended");
         let (reply, replied) = oneshot::channel();
         self.0.send(Request::Spawn(reply)).map_err(|_| ended())?;
         let Spawned {
             child,
+            cgroup,
             channel,
             stderr,
         } = replied.await.map_err(|_| ended())??;
@@ -73,18 +87,32 @@ impl Spawner {
             child.id(),
             pipe::Receiver::from_owned_fd(stderr)?,
         ));
-        Ok((child, tokio::net::UnixStream::from_std(channel)?))
+        let channel = tokio::net::UnixStream::from_std(channel)?;
+        Ok((child, cgroup, channel))
     }
 
-    /// Waits for the end of a process that was killed, without blocking the caller.
-    pub(super) fn reap(&self, child: Child) {
+    /// Waits for the end of a process that was killed or is exiting, without blocking the caller,
+    /// and removes its control group.
+    pub(super) fn reap(&self, child: Child, cgroup: Option<LeaseCgroup>) {
         // The thread lives as long as `self`.
-        let _ = self.0.send(Request::Reap(child));
+        let _ = self.0.send(Request::Reap(child, cgroup));
+    }
+
+    /// Waits until all processes have exited that were to be reaped.
+    pub(in crate::supervisor) async fn wait_for_exits(&self) {
+        let (reply, replied) = oneshot::channel();
+        let _ = self.0.send(Request::AwaitExits(reply));
+        let _ = replied.await;
     }
 }
 
-fn serve(program: &ProcessProgram, requests: &mpsc::Receiver<Request>) {
-    let mut exiting: Vec<Child> = Vec::new();
+fn serve(
+    program: &ProcessProgram,
+    cgroups: Option<&LeaseCgroups>,
+    requests: &mpsc::Receiver<Request>,
+) {
+    let mut exiting: Vec<(Child, Option<LeaseCgroup>)> = Vec::new();
+    let mut waiting = Vec::new();
     loop {
         let request = match exiting.is_empty() {
             true => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -92,21 +120,31 @@ fn serve(program: &ProcessProgram, requests: &mpsc::Receiver<Request>) {
         };
         match request {
             Ok(Request::Spawn(reply)) => {
-                if let Err(Ok(Spawned { mut child, .. })) = reply.send(spawn(program)) {
+                if let Err(Ok(spawned)) = reply.send(spawn(program, cgroups)) {
                     // Nobody waits for the process any more.
+                    let Spawned {
+                        mut child, cgroup, ..
+                    } = spawned;
                     let _ = child.kill();
-                    exiting.push(child);
+                    exiting.push((child, cgroup));
                 }
             }
-            Ok(Request::Reap(child)) => exiting.push(child),
+            Ok(Request::Reap(child, cgroup)) => exiting.push((child, cgroup)),
+            Ok(Request::AwaitExits(reply)) => waiting.push(reply),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        exiting.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        exiting.retain_mut(|(child, _)| matches!(child.try_wait(), Ok(None)));
+        if exiting.is_empty() {
+            for reply in waiting.drain(..) {
+                // An error means that nobody waits any more.
+                let _ = reply.send(());
+            }
+        }
     }
 }
 
-fn spawn(program: &ProcessProgram) -> io::Result<Spawned> {
+fn spawn(program: &ProcessProgram, cgroups: Option<&LeaseCgroups>) -> io::Result<Spawned> {
     let (channel, far) = UnixStream::pair()?;
     let mut command = Command::new(&program.path);
     command
@@ -119,9 +157,18 @@ fn spawn(program: &ProcessProgram) -> io::Result<Spawned> {
         command.env_remove(name);
     }
     let mut child = command.envs(program.env.iter().cloned()).spawn()?;
+    let cgroup = cgroups.and_then(|cgroups| {
+        let created = cgroups.create(child.id());
+        created
+            .inspect_err(|e| {
+                warn!("the memory of a process is not bounded: cannot make a control group: {e}");
+            })
+            .ok()
+    });
     match child.stderr.take() {
         Some(stderr) => Ok(Spawned {
             child,
+            cgroup,
             channel,
             stderr: stderr.into(),
         }),
