@@ -4,6 +4,7 @@
 //! No crate of the product depends on this one. It depends on `tensord-client` alone among
 //! those that compute: it starts the scheduler and the workers as processes.
 
+pub mod administrator;
 pub mod cluster;
 pub mod digits;
 pub mod host;

@@ -1,7 +1,5 @@
 //! Training on tensord takes exactly the same steps as training on local Flex.
 
-#[cfg(target_os = "linux")]
-mod administrator;
 mod determinism;
 #[cfg(target_os = "linux")]
 mod failover;

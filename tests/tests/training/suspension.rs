@@ -1,84 +1,18 @@
 //! A training whose lease is suspended goes on when the lease is resumed, and computes the same bits.
 
-use std::{
-    ops::Range,
-    sync::mpsc::channel,
-    thread::{scope, sleep},
-    time::{Duration, Instant},
-};
+use std::{ops::Range, sync::mpsc::channel, thread::scope};
 
 use burn::tensor::Device;
-use serde_json::Value;
 use tensord_client::{LeaseEvent, LeaseRequest, Pool};
 use tensord_testkit::{
+    administrator::Administrator,
     cluster::Cluster,
     models::{Classifier, Cnn, Mlp},
     training::losses,
 };
 
-use crate::administrator::Administrator;
-
 /// Steps of each of two trainings that take turns a hundred times.
 const STEPS: usize = 55;
-
-/// How long the pool may take to do what an administrator waits for.
-const DEADLINE: Duration = Duration::from_secs(30);
-
-/// What only tests of suspended leases do.
-impl Administrator {
-    /// Runs `tensord lease`. Returns its output if it succeeds.
-    fn command(&self, args: &[&str]) -> Option<String> {
-        self.try_run(&[&["lease"], args].concat()).ok()
-    }
-
-    /// Returns the number of workers that have the snapshots of the first lease, which is suspended.
-    fn holders(&self) -> usize {
-        let leases = self.leases();
-        leases[0]["suspended_at"].as_array().unwrap().len()
-    }
-
-    /// Returns the id of a lease that has devices, or of one that was suspended and not resumed.
-    fn find_lease(&self, is_running: bool) -> Option<String> {
-        let is_wanted = |lease: &&Value| match is_running {
-            true => !lease["places"].as_array().unwrap().is_empty(),
-            false => {
-                let holders = lease["suspended_at"].as_array().unwrap();
-                !holders.is_empty() && lease["resumed"] == false
-            }
-        };
-        let leases = self.leases();
-        let id = leases.iter().find(is_wanted)?["lease"].as_str();
-        id.map(str::to_owned)
-    }
-
-    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let until = Instant::now() + DEADLINE;
-        while !holds() {
-            assert!(
-                Instant::now() < until,
-                "waited too long for {what}: {:?}",
-                self.leases()
-            );
-            sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Suspends the lease that runs, as soon as a worker has its snapshots. Returns its id.
-    fn suspend_running(&self) -> String {
-        let id = self.find_lease(true).expect("a lease runs");
-        self.wait("the lease to be suspended", || {
-            self.command(&["suspend", &id]).is_some()
-        });
-        id
-    }
-
-    fn resume_suspended(&self) {
-        if let Some(id) = self.find_lease(false) {
-            let text = self.command(&["resume", &id]).unwrap();
-            assert!(text.starts_with(&format!("lease {id} goes on ")), "{text}");
-        }
-    }
-}
 
 /// Trains on a lease of its own, and passes the device on to the other training before each of the
 /// `turns` steps, and in the end.

@@ -9,12 +9,11 @@ use std::{
 use burn::tensor::{Device, Tensor};
 use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
+    administrator::Administrator,
     cluster::Cluster,
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
-
-use crate::administrator::Administrator;
 
 /// How long another lease has the only device that is left: longer than a worker without a
 /// connection counts as present.

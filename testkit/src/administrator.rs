@@ -1,0 +1,138 @@
+//! An administrator of a pool, who runs `tensord` on the scheduler's state.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{cluster::Cluster, host};
+
+/// How long the pool may take to do what an administrator waits for.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// An administrator of a cluster's pool.
+pub struct Administrator {
+    /// The scheduler's state directory.
+    state: String,
+}
+
+impl Administrator {
+    /// Returns the administrator of the pool of `cluster`.
+    ///
+    /// # Panics
+    ///
+    /// If the path of the scheduler's state is no text.
+    pub fn of(cluster: &Cluster) -> Self {
+        let state = cluster.path("state").into_os_string();
+        let state = state.into_string().expect("temporary paths are text");
+        Self { state }
+    }
+
+    /// Runs a command. Returns its output.
+    ///
+    /// # Errors
+    ///
+    /// What the command prints as its error.
+    pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
+        let output = host::run(&[args, &["--state", &self.state]].concat(), &[]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+
+    /// Runs a command that must succeed, and returns its output.
+    ///
+    /// # Panics
+    ///
+    /// If it fails.
+    pub fn run(&self, args: &[&str]) -> String {
+        let ran = self.try_run(args);
+        ran.unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// Returns the leases, as `tensord lease list` shows them.
+    ///
+    /// # Panics
+    ///
+    /// If the command fails, or prints something else.
+    pub fn leases(&self) -> Vec<Value> {
+        let listed = self.run(&["lease", "list", "--json"]);
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        listed["leases"].as_array().unwrap().clone()
+    }
+
+    /// Runs `tensord lease`. Returns its output if it succeeds.
+    pub fn command(&self, args: &[&str]) -> Option<String> {
+        self.try_run(&[&["lease"], args].concat()).ok()
+    }
+
+    /// Returns the number of workers that have the snapshots of the first lease, which is suspended.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such lease.
+    pub fn holders(&self) -> usize {
+        let leases = self.leases();
+        leases[0]["suspended_at"].as_array().unwrap().len()
+    }
+
+    /// Returns the id of a lease that has devices, or of one that was suspended and not resumed.
+    fn find_lease(&self, is_running: bool) -> Option<String> {
+        let is_wanted = |lease: &&Value| match is_running {
+            true => !lease["places"].as_array().unwrap().is_empty(),
+            false => {
+                let holders = lease["suspended_at"].as_array().unwrap();
+                !holders.is_empty() && lease["resumed"] == false
+            }
+        };
+        let leases = self.leases();
+        let id = leases.iter().find(is_wanted)?["lease"].as_str();
+        id.map(str::to_owned)
+    }
+
+    /// Waits until `holds` returns true. `what` is what is waited for.
+    ///
+    /// # Panics
+    ///
+    /// If that takes too long.
+    pub fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let until = Instant::now() + DEADLINE;
+        while !holds() {
+            assert!(
+                Instant::now() < until,
+                "waited too long for {what}: {:?}",
+                self.leases()
+            );
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Suspends the lease that runs, as soon as a worker has its snapshots. Returns its id.
+    ///
+    /// # Panics
+    ///
+    /// If no lease runs, or it cannot be suspended for long.
+    pub fn suspend_running(&self) -> String {
+        let id = self.find_lease(true).expect("a lease runs");
+        self.wait("the lease to be suspended", || {
+            self.command(&["suspend", &id]).is_some()
+        });
+        id
+    }
+
+    /// Resumes the lease that is suspended, if one is.
+    ///
+    /// # Panics
+    ///
+    /// If the command fails.
+    pub fn resume_suspended(&self) {
+        if let Some(id) = self.find_lease(false) {
+            let text = self.command(&["resume", &id]).unwrap();
+            assert!(text.starts_with(&format!("lease {id} goes on ")), "{text}");
+        }
+    }
+}
