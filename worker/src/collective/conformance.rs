@@ -20,6 +20,7 @@ pub(super) type Make = fn(Vec<Rank>, usize) -> Box<dyn Algorithm>;
 /// Checks all laws.
 pub(super) fn run(make: Make) {
     all_ranks_get_the_sum_in_a_fixed_order(make);
+    sum_does_not_depend_on_the_number_of_the_call(make);
     half_types_are_rounded_once(make);
     minimum_of_bytes_is_sent(make);
     small_tensors_share_messages(make);
@@ -57,6 +58,23 @@ fn all_ranks_get_the_sum_in_a_fixed_order(make: Make) {
         Ok(())
     });
     ran.unwrap();
+}
+
+/// A process that goes on from a snapshot numbers its calls from 0 again.
+fn sum_does_not_depend_on_the_number_of_the_call(make: Make) {
+    for size in [1, 37, 3000] {
+        let mut world = World::new(make, &[0, 1, 2, 0]);
+        for call in 0..4 {
+            for rank in 0..4 {
+                let values: Vec<f32> = (0..size).map(|i| value(rank, 0, i)).collect();
+                world.arrive(rank, call, &values);
+            }
+        }
+        world.deliver_all();
+        let sums = world.done[0].iter().map(|(_, sum)| sum.clone().unwrap());
+        let sums: Vec<_> = sums.collect();
+        assert!(sums.len() == 4 && sums.iter().all(|sum| *sum == sums[0]));
+    }
 }
 
 /// Runs a world in which `turns` decide the order of events. Returns the results of the

@@ -243,13 +243,14 @@ impl Sliced {
 
 /// Returns how the slices of a call travel between `worker_count` workers: round a ring if all
 /// workers would use one for slices of this size. Half types never use a ring, which would
-/// round them at each step.
+/// round them at each step, and tensors that are not cut have no slices.
 fn route(agreed: &Agreed, worker_count: usize) -> Route {
-    let is_whole = matches!(agreed.element, Element::F32 | Element::F64);
+    let is_rounded_once = matches!(agreed.element, Element::F32 | Element::F64);
+    let can_use_ring = is_rounded_once && layout::is_cut(agreed.size);
     let slice_bytes = (agreed.size / worker_count) as u64;
     match agreed.ring_bytes {
         _ if worker_count == 1 => Route::Local,
-        Some(least) if worker_count > 2 && is_whole && slice_bytes >= least => Route::Ring,
+        Some(least) if worker_count > 2 && can_use_ring && slice_bytes >= least => Route::Ring,
         _ => Route::Direct,
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Each worker sends every other worker its part of the slice that the other reduces, adds up
 //! the parts of its own slice, and sends the sums to all. A worker starts with its own part
-//! and adds the others in the order of the workers, as in a [`Ring`](super::ring::Ring). A
-//! direct all-reduce takes the latency of two messages for any number of workers. It adds up
+//! and adds the others in the order of the workers, as in a [`Ring`](super::ring::Ring); the parts
+//! of a tensor that is not cut are added from the first worker's on. A direct all-reduce takes the latency of two messages for any number of workers. It adds up
 //! all parts of a slice in one place, so that half types are rounded once.
 
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use tensord_proto::v1::PieceKind;
 
 use super::{
     calls::{Calls, Route, Running},
+    layout::is_cut,
     queue::ByteQueue,
     send_queues::{PIECE_BYTES, SendQueues},
 };
@@ -135,11 +136,16 @@ impl Direct {
             return None;
         }
         let own = &running.own[left.start..left.start + count];
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(worker_count);
-        parts.push(own);
-        let (before, after) = self.peers.split_at_mut(me);
-        for peer in after.iter_mut().skip(1).chain(before) {
-            parts.push(&peer.parts.front(element)[..count]);
+        let peers = self.peers.iter_mut().enumerate();
+        let parts = peers.map(|(worker_index, peer)| match worker_index == me {
+            true => own,
+            false => &peer.parts.front(element)[..count],
+        });
+        let mut parts: Vec<&[u8]> = parts.collect();
+        // Which worker adds up a tensor that is not cut depends on the number of the call, and the
+        // bits must not.
+        if is_cut(running.own.len()) {
+            parts.rotate_left(me);
         }
         let sum = running.sum(&parts, true);
         for worker_index in others(me, worker_count) {

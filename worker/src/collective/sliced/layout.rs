@@ -6,6 +6,11 @@ use std::ops::Range;
 /// for their slices would cost more than the bytes in them.
 const WHOLE_BYTES: usize = 4 << 10;
 
+/// Returns whether a tensor is cut into slices.
+pub(super) fn is_cut(size: usize) -> bool {
+    size > WHOLE_BYTES
+}
+
 /// Returns the range of bytes that `worker_index` of `worker_count` reduces of the tensor of
 /// `size` bytes in the `call`-th all-reduce, in whole elements of `element` bytes.
 pub(super) fn slice(
@@ -15,7 +20,7 @@ pub(super) fn slice(
     worker_count: usize,
     worker_index: usize,
 ) -> Range<usize> {
-    if size <= WHOLE_BYTES {
+    if !is_cut(size) {
         return match call % worker_count as u64 == worker_index as u64 {
             true => 0..size,
             false => 0..0,

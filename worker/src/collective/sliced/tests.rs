@@ -27,17 +27,22 @@ fn ring_algorithm_conforms() {
 fn all_workers_choose_the_same_algorithm() {
     let agreed = |element, ring_bytes| Agreed {
         element,
-        size: 3000,
+        size: 6000,
         mean: false,
         ring_bytes,
     };
     let f32 = |ring_bytes| agreed(Element::F32, ring_bytes);
-    assert_eq!(route(&f32(Some(1000)), 3), Route::Ring);
-    assert_eq!(route(&f32(Some(1001)), 3), Route::Direct);
+    assert_eq!(route(&f32(Some(2000)), 3), Route::Ring);
+    assert_eq!(route(&f32(Some(2001)), 3), Route::Direct);
     assert_eq!(route(&f32(None), 3), Route::Direct);
     assert_eq!(route(&f32(Some(0)), 2), Route::Direct);
     assert_eq!(route(&f32(Some(0)), 1), Route::Local);
     assert_eq!(route(&agreed(Element::Bf16, Some(0)), 3), Route::Direct);
+    let uncut = Agreed {
+        size: 3000,
+        ..f32(Some(0))
+    };
+    assert_eq!(route(&uncut, 3), Route::Direct);
 }
 
 #[test]
