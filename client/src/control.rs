@@ -406,14 +406,15 @@ impl Control {
             let waits_for = suspended.waits_for.iter();
             let waits_for = waits_for.map(|name| sanitize(name, MESSAGE_CHARS).to_string());
             let waits_for: Vec<_> = waits_for.collect();
+            let cause = sanitize(&suspended.cause, MESSAGE_CHARS).to_string();
             match waits_for.is_empty() {
                 true => warn!("lease {lease} is suspended"),
                 false => info!(
                     "lease {lease} waits for devices of {}",
-                    waits_for.join(" or ")
+                    waits_for.join(", ")
                 ),
             }
-            held_lease.watch.suspend(&waits_for);
+            held_lease.watch.suspend(&waits_for, &cause);
         }
     }
 
@@ -425,7 +426,7 @@ impl Control {
         };
         held_lease.token = moved.token.clone();
         match held_lease.watch.moved(moved) {
-            Ok(()) => info!("lease {lease} moves to another worker"),
+            Ok(()) => info!("lease {lease} goes on, at the same workers or at others"),
             Err(reason) => held_lease.watch.end(&reason),
         }
     }

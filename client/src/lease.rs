@@ -124,8 +124,8 @@ impl fmt::Debug for LeaseRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// A lease of CPU devices that are all on one worker goes on, with the same bits, if the worker
-    /// takes snapshots.
+    /// A lease of CPU devices goes on, with the same bits, if their workers take snapshots and the
+    /// devices have equal fingerprints.
     #[default]
     Auto,
     /// The lease ends. The worker takes no snapshots of it, and this process keeps nothing of

@@ -71,6 +71,8 @@ pub enum Command {
         /// If the lease is resumed: the names of the workers that have its snapshots, for whose
         /// devices it waits. Otherwise empty.
         waits_for: Vec<String>,
+        /// Why it was suspended, if neither an administrator nor its client did it.
+        cause: Option<EndReason>,
     },
     /// Have a worker send the snapshots of a lease's sessions to another worker, and have that
     /// one keep them. Issued again when one of the two has joined again.

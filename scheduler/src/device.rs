@@ -26,7 +26,7 @@ pub struct DeviceFingerprint {
     pub is_exact: bool,
 }
 
-/// What another worker must have for the sessions of a lease to go on there.
+/// What devices must be like for the sessions of a lease to go on there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requirement {
     /// The sessions would give other bits on devices of another fingerprint.
@@ -34,8 +34,6 @@ pub(crate) struct Requirement {
     /// The memory of the lease's smallest and largest device, in bytes.
     smallest_bytes: u64,
     largest_bytes: u64,
-    /// The number of devices.
-    devices: usize,
 }
 
 impl Requirement {
@@ -47,7 +45,6 @@ impl Requirement {
             fingerprint: first.fingerprint.filter(|it| it.is_exact)?,
             smallest_bytes: first.memory_bytes,
             largest_bytes: first.memory_bytes,
-            devices: 1,
         };
         for device in devices {
             if device.fingerprint != Some(requirement.fingerprint) {
@@ -55,7 +52,6 @@ impl Requirement {
             }
             requirement.smallest_bytes = requirement.smallest_bytes.min(device.memory_bytes);
             requirement.largest_bytes = requirement.largest_bytes.max(device.memory_bytes);
-            requirement.devices += 1;
         }
         Some(requirement)
     }
@@ -69,11 +65,6 @@ impl Requirement {
     pub(crate) fn accepts_back(&self, device: &DeviceSpec) -> bool {
         device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.smallest_bytes
     }
-
-    /// Returns the number of devices.
-    pub(crate) fn devices(&self) -> usize {
-        self.devices
-    }
 }
 
 /// The devices that a client requests, all or none.
@@ -85,8 +76,9 @@ pub struct Demand {
     pub kind: Option<String>,
     /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
-    /// Whether the lease is to go on at another worker if its worker is lost. Leases with devices of
-    /// several workers, or with devices that are not exact, do not.
+    /// Whether the lease is to go on from snapshots if a process of it dies, or at another worker if
+    /// its worker is lost. Leases with devices that are not exact do not, and leases with devices of
+    /// several workers do not outlive one of these.
     pub is_durable: bool,
 }
 

@@ -83,8 +83,8 @@ impl Engine {
                     self.try_move(lease);
                 }
             }
-            Event::SuspendLease { lease } => self.suspend(lease),
-            Event::ResumeLease { lease } => self.resume_suspended(lease),
+            Event::SuspendLease { lease, by } => self.suspend(lease, by),
+            Event::ResumeLease { lease, by } => self.resume_suspended(lease, by),
             Event::Worker {
                 worker,
                 stream,
@@ -195,7 +195,7 @@ impl Engine {
             return;
         };
         self.end_grants(id, lease.grants());
-        for keeper in lease.keeper.into_iter().chain(lease.holders) {
+        for keeper in lease.keeper.into_iter().chain(lease.holders()) {
             self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
@@ -230,7 +230,7 @@ impl Engine {
         match known {
             None => {
                 let known = self.leases.get(lease);
-                let hold_snapshots = known.is_some_and(|known| known.holders.contains(&worker));
+                let hold_snapshots = known.is_some_and(|known| known.holders().contains(&worker));
                 self.commands.push(Command::EndLease {
                     worker,
                     lease,

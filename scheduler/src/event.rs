@@ -52,17 +52,22 @@ pub enum Event {
         /// The lease.
         lease: LeaseId,
     },
-    /// An administrator suspends a lease: it gives its devices back, and keeps its state. That happens
+    /// A lease is suspended: it gives its devices back, and keeps its state. That happens
     /// at once, or not at all: [`Engine::check_suspend`](crate::Engine::check_suspend) returns the
     /// reason.
     SuspendLease {
         /// The lease.
         lease: LeaseId,
+        /// Who suspends it.
+        by: Suspender,
     },
-    /// An administrator resumes a suspended lease, which goes on once there are devices for it.
+    /// A suspended lease is resumed: it goes on once there are devices for it. That happens at once,
+    /// or not at all: [`Engine::check_resume`](crate::Engine::check_resume) returns the reason.
     ResumeLease {
         /// The lease.
         lease: LeaseId,
+        /// Who resumes it.
+        by: Suspender,
     },
     /// A worker sent a message, or its stream ended.
     Worker {
@@ -82,6 +87,15 @@ pub enum Event {
         /// The message, or the end of the stream.
         event: ClientEvent,
     },
+}
+
+/// Who suspends a lease, or resumes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspender {
+    /// An administrator, who may resume every suspended lease.
+    Administrator,
+    /// The lease's client, which may resume what it has suspended.
+    Client,
 }
 
 /// A message from a worker, or the end of its stream.
@@ -105,11 +119,21 @@ pub enum WorkerEvent {
     },
     /// A heartbeat.
     Heartbeat,
-    /// Which leases of the worker have their snapshots at their keepers.
+    /// Where the snapshots are of the worker's leases.
     SnapshotsKept {
-        /// The leases, each with its keeper, or with this worker itself if it has the snapshots and
-        /// room to keep them for a suspended lease. All others of the worker have not.
-        kept: Vec<(LeaseId, WorkerId)>,
+        /// The leases whose keepers have the snapshots, each with its keeper. All others of the worker
+        /// have not.
+        at_keepers: Vec<(LeaseId, WorkerId)>,
+        /// The leases whose snapshots the worker itself has, and whether it also has room to hold
+        /// them for a suspended lease.
+        here: BTreeMap<LeaseId, bool>,
+    },
+    /// A process has died in which the worker ran its part of these leases, which have devices of
+    /// other workers, too. The worker has snapshots of their sessions here, and keeps these until the
+    /// lease ends. Sent again until then.
+    Interrupted {
+        /// The leases, each with how the process has ended.
+        leases: Vec<(LeaseId, String)>,
     },
     /// The worker has ended a lease and released its devices, except for the busy ones.
     /// Sent in reply to every [`EndLease`](crate::Command::EndLease), and again when the
@@ -237,7 +261,8 @@ pub struct Claim {
     pub lease: LeaseId,
     /// All devices of the lease.
     pub lease_devices: Vec<GrantedDevice>,
-    /// Whether the lease goes on at another worker if its worker is lost.
+    /// Whether the lease goes on from snapshots if a process of it dies, or at another worker if its
+    /// worker is lost.
     pub is_durable: bool,
     /// How often the lease had moved to another worker when the token was signed.
     pub epoch: u64,

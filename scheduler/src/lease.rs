@@ -13,7 +13,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::device::{DeviceSpec, Requirement};
-use crate::event::{DeviceGrant, DeviceRef, GrantedDevice};
+use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::reason::EndReason;
 use crate::time::Timestamp;
 
@@ -31,7 +31,8 @@ pub(crate) struct Lease {
     /// The time at which the lease ends unless all its workers have joined, or it has moved to
     /// another worker.
     pub(crate) rejoin_by: Option<Timestamp>,
-    /// Whether the lease goes on at its keeper if its worker is lost.
+    /// Whether the lease goes on from snapshots if a process of it dies, or at its keeper if its worker
+    /// is lost.
     pub(crate) is_durable: bool,
     /// The other worker that keeps the snapshots of the lease's sessions.
     pub(crate) keeper: Option<WorkerId>,
@@ -41,16 +42,19 @@ pub(crate) struct Lease {
     /// Whether the keeper has the snapshots from which the lease would go on, as its worker has
     /// reported.
     pub(crate) is_kept: bool,
-    /// Whether the lease's own worker has them, and room to keep them when the lease is suspended, as
-    /// it has reported.
-    pub(crate) is_kept_here: bool,
-    /// The workers that have the snapshots of a suspended lease.
-    pub(crate) holders: BTreeSet<WorkerId>,
+    /// What each of the lease's own workers has reported of the snapshots of its sessions, on its
+    /// current stream.
+    pub(crate) kept_at: BTreeMap<WorkerId, KeptHere>,
+    /// When a worker reported first that its process of the lease has died, if the lease has not gone
+    /// on since.
+    pub(crate) interrupted_at: Option<Timestamp>,
+    /// What the lease had on each worker, if it is suspended.
+    pub(crate) parts: Vec<SuspendedPart>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
     pub(crate) unreachable: Option<Unreachable>,
-    /// What another worker must have for the lease to go on there, if it may move.
+    /// What devices must be like for the lease to go on there, if it may move.
     pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
@@ -70,9 +74,35 @@ pub(crate) enum Standing {
     /// keeper by then.
     Lost(EndReason),
     /// It was suspended, and has no devices.
-    Suspended,
-    /// It was suspended and then resumed at this time, and waits for devices.
-    Resuming { since: Timestamp },
+    Suspended { by: Suspender },
+    /// It was suspended, for this cause, by an administrator or by its client, and then resumed at this
+    /// time, and waits for devices.
+    Resuming {
+        since: Timestamp,
+        cause: Option<EndReason>,
+    },
+}
+
+/// What a worker of a lease has of the snapshots of its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum KeptHere {
+    /// It lacks one.
+    Lacking,
+    /// It has all, and no room to hold them if the lease is suspended.
+    WithoutRoom,
+    /// It has all, and can hold them.
+    WithRoom,
+}
+
+/// The devices that a suspended lease had on one worker, and will have on one worker again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SuspendedPart {
+    /// The number of devices.
+    pub(crate) devices: usize,
+    /// What they must be like.
+    pub(crate) requirement: Requirement,
+    /// The workers that have the snapshots of these devices' sessions.
+    pub(crate) holders: BTreeSet<WorkerId>,
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -154,6 +184,29 @@ impl Lease {
         self.is_kept && self.is_restorable
     }
 
+    /// Returns whether a worker of the lease has the snapshots of its sessions, or more.
+    pub(crate) fn is_kept_at(&self, worker: WorkerId, least: KeptHere) -> bool {
+        self.kept_at.get(&worker).is_some_and(|kept| *kept >= least)
+    }
+
+    /// Returns the lease's devices on each worker.
+    pub(crate) fn devices_by_worker(&self) -> BTreeMap<WorkerId, Vec<DeviceRef>> {
+        let mut devices = BTreeMap::<_, Vec<_>>::new();
+        for device_ref in self.lease_devices.keys() {
+            devices
+                .entry(device_ref.worker)
+                .or_default()
+                .push(*device_ref);
+        }
+        devices
+    }
+
+    /// Returns the workers that have snapshots of the suspended lease.
+    pub(crate) fn holders(&self) -> BTreeSet<WorkerId> {
+        let holders = self.parts.iter().flat_map(|part| &part.holders);
+        holders.copied().collect()
+    }
+
     /// Returns the worker that has all devices of the lease, if one has.
     pub(crate) fn only_worker(&self) -> Option<WorkerId> {
         let mut workers = self
@@ -168,7 +221,7 @@ impl Lease {
     pub(crate) fn lost(&self) -> Option<&EndReason> {
         match &self.standing {
             Standing::Lost(reason) => Some(reason),
-            Standing::Running | Standing::Suspended | Standing::Resuming { .. } => None,
+            Standing::Running | Standing::Suspended { .. } | Standing::Resuming { .. } => None,
         }
     }
 
@@ -176,7 +229,7 @@ impl Lease {
     pub(crate) fn is_suspended(&self) -> bool {
         matches!(
             self.standing,
-            Standing::Suspended | Standing::Resuming { .. }
+            Standing::Suspended { .. } | Standing::Resuming { .. }
         )
     }
 

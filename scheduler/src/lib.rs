@@ -34,7 +34,7 @@ pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory};
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,
-    Outages, Registration, StreamId, WorkerEvent,
+    Outages, Registration, StreamId, Suspender, WorkerEvent,
 };
 pub use options::Options;
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason};

@@ -328,33 +328,40 @@ impl Pool {
         devices.get(device_ref.index as usize)
     }
 
-    /// Returns whether a worker will stay, and has the devices of `requirement`.
-    pub(crate) fn can_keep(&self, worker: WorkerId, requirement: &Requirement) -> bool {
+    /// Returns whether a worker will stay, and has `count` devices that meet `requirement`.
+    pub(crate) fn can_keep(
+        &self,
+        worker: WorkerId,
+        requirement: &Requirement,
+        count: usize,
+    ) -> bool {
         let Some(worker) = self.get(worker) else {
             return false;
         };
         let accepted = worker.offers().filter(|device| requirement.accepts(device));
-        accepted.count() >= requirement.devices()
+        accepted.count() >= count
     }
 
-    /// Returns free devices of a worker that meet `requirement`, if it has enough for `lease`.
+    /// Returns `count` free devices of a worker that meet `requirement`, if it has as many for `lease`.
     pub(crate) fn free_equal(
         &self,
         worker: WorkerId,
         lease: LeaseId,
         requirement: &Requirement,
+        count: usize,
     ) -> Option<Vec<DeviceRef>> {
-        let fitting = self.fitting(worker, lease, requirement);
-        (fitting.len() == requirement.devices()).then_some(fitting)
+        let fitting = self.fitting(worker, lease, requirement, count);
+        (fitting.len() == count).then_some(fitting)
     }
 
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another
-    /// lease: at most as many as `lease` needs.
+    /// lease: at most `count`.
     pub(crate) fn fitting(
         &self,
         worker: WorkerId,
         lease: LeaseId,
         requirement: &Requirement,
+        count: usize,
     ) -> Vec<DeviceRef> {
         let any = Demand {
             devices: 1,
@@ -370,7 +377,7 @@ impl Pool {
             holder.is_none_or(|holder| *holder == lease)
                 && device.is_some_and(|device| requirement.accepts(device))
         };
-        free.filter(fits).take(requirement.devices()).collect()
+        free.filter(fits).take(count).collect()
     }
 
     /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then

@@ -72,6 +72,21 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
+    /// The lease's process on one of its workers has died.
+    #[error("{how}")]
+    ProcessDied {
+        /// How it has ended, with the names of the lease and the worker.
+        how: String,
+    },
+    /// A process of a lease on several workers has died, and the lease could not go on from
+    /// snapshots.
+    #[error("{how}; the lease could not go on: {why}")]
+    NotRestored {
+        /// How the process has ended, with the names of the lease and the worker.
+        how: String,
+        /// Why the lease could not go on.
+        why: CannotMove,
+    },
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {
@@ -115,12 +130,15 @@ pub enum CannotMove {
     /// Its worker is gone, and it waits for other devices.
     #[error("its worker is gone, and it waits for devices of another one")]
     Lost,
-    /// The scheduler has no connection from its worker.
-    #[error("its worker is not connected")]
+    /// A process of it has died, and it waits until it can go on where it was.
+    #[error("a process of it has died, and it waits to go on")]
+    Interrupted,
+    /// The scheduler has no connection from its worker, or from one of them.
+    #[error("a worker of it is not connected")]
     WorkerAway,
-    /// No worker has its snapshots, or those that have them do not stay.
+    /// No worker has its snapshots, or a part of them, or those that have them do not stay.
     #[error(
-        "no worker that stays has its snapshots; a worker needs room for them within --snapshot-memory"
+        "its snapshots, or a part of them, are at no worker that stays; a worker needs room for them within --snapshot-memory"
     )]
     NoHolder,
     /// The client requested that the lease end with its worker.
@@ -168,6 +186,9 @@ pub enum CannotResume {
     /// It has devices, or its worker was lost and it waits for others.
     #[error("it is not suspended")]
     NotSuspended,
+    /// Its client wants to resume it, and did not suspend it.
+    #[error("an administrator has suspended it")]
+    ByAdministrator,
     /// It was resumed before.
     #[error("it is resumed already, and waits for devices")]
     Resumed,

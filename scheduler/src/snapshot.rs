@@ -32,7 +32,8 @@ pub struct LeaseSnapshot {
     /// The lease's devices, in the order of worker and index; `None` while a worker of the
     /// lease has yet to join, or the lease is suspended.
     pub devices: Option<Vec<LeasedDevice>>,
-    /// Whether the lease goes on at another worker if its worker is lost.
+    /// Whether the lease goes on from snapshots if a process of it dies, or at another worker if its
+    /// worker is lost.
     pub is_durable: bool,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
@@ -49,6 +50,8 @@ pub struct LeaseSnapshot {
 pub struct SuspensionSnapshot {
     /// The names of the workers that have its snapshots.
     pub holders: Vec<String>,
+    /// Whether it needs devices of each of these, as each has a part of its snapshots.
+    pub needs_all: bool,
     /// Whether it was resumed, and waits for devices of one of these.
     pub is_resumed: bool,
 }

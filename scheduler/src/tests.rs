@@ -17,6 +17,7 @@ mod placement;
 mod property;
 mod queue;
 mod restart;
+mod several_workers;
 mod suspension;
 mod workers;
 mod world;
@@ -31,7 +32,7 @@ use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
     EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages,
-    Peer, RefuseReason, Registration, StreamId, Timestamp, WorkerEvent,
+    Peer, RefuseReason, Registration, StreamId, Suspender, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.

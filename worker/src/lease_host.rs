@@ -5,8 +5,8 @@ use std::pin::Pin;
 use tensord_proto::{
     ids::LeaseId,
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, KeptLease, LeaseGranted,
-        OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
+        LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 
@@ -47,8 +47,14 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns the leases that could go on at their keepers now, or here after they were suspended.
+    /// Returns the leases that could go on at their keepers now, or here.
     fn kept_leases(&self) -> Vec<KeptLease> {
+        Vec::new()
+    }
+
+    /// Returns the leases with devices of other workers whose process here has died, and that could
+    /// go on from snapshots.
+    fn interrupted_leases(&self) -> Vec<InterruptedLease> {
         Vec::new()
     }
 

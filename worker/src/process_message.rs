@@ -40,9 +40,9 @@ pub(crate) enum Task {
     /// Serve the connection whose socket comes with this message.
     #[prost(message, tag = "4")]
     Connection(PassedConnection),
-    /// End all sessions with this error, and exit.
+    /// End all sessions, and exit.
     #[prost(message, tag = "5")]
-    End(v1::Error),
+    End(End),
     /// The scheduler's time, in milliseconds since 1970.
     #[prost(uint64, tag = "6")]
     Time(u64),
@@ -71,6 +71,18 @@ pub(crate) enum Task {
     /// The reply to a snapshot that the process has sent.
     #[prost(message, tag = "14")]
     SnapshotKept(SnapshotKept),
+}
+
+/// The end of a lease's sessions.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct End {
+    /// The error for the clients.
+    #[prost(message, required, tag = "1")]
+    pub(crate) error: v1::Error,
+    /// Whether the lease goes on from its snapshots later. The other workers of the lease must then
+    /// not fail the all-reduces and transfers that wait for sessions here.
+    #[prost(bool, tag = "2")]
+    pub(crate) goes_on: bool,
 }
 
 /// A snapshot of a session.

@@ -262,6 +262,7 @@ impl Registration {
             usage: self.host.usage(),
             out_of_service: self.host.out_of_service(),
             kept: self.host.kept_leases(),
+            interrupted: self.host.interrupted_leases(),
         }
     }
 

@@ -213,6 +213,11 @@ impl Registry {
         }
     }
 
+    /// Has the sessions send nothing to other workers any more, not even that they end.
+    pub(crate) fn silence_cohorts(&self) {
+        self.cohorts.silence();
+    }
+
     /// Accepts the connection of another worker, for a cohort that has sessions on this
     /// worker. The other worker has proved in the TLS handshake that it has the key of
     /// `peer_certificate`.

@@ -72,6 +72,7 @@ use self::{
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
     lease_queues::{LeaseQueues, RunningLease},
+    restarts::Restarts,
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
     table::{Action, LeaseTable, Route},
@@ -82,7 +83,7 @@ use crate::{
     devices::{FLEX, FoundDevice},
     lease_tokens::LeaseTokens,
     locks::lock,
-    process_message::{DeviceName, Event, OfferedDevice, ProcessSettings, Start, Task},
+    process_message::{DeviceName, End, Event, OfferedDevice, ProcessSettings, Start, Task},
     start::SWEEP_INTERVAL,
 };
 
@@ -134,6 +135,11 @@ pub(crate) struct Supervisor {
     snapshots: Mutex<Snapshots>,
     /// The snapshots of leases that other workers run.
     kept_for_others: Mutex<KeptForOthers>,
+    /// The leases that are to go on from snapshots on all their workers, as their process here has
+    /// died, and how it has ended.
+    interrupted: Mutex<HashMap<LeaseId, String>>,
+    /// The deaths of processes of leases that have none here now, and may go on here.
+    restarts: Mutex<HashMap<LeaseId, Restarts>>,
     lease_tokens: LeaseTokens,
     scheduler: Mutex<SchedulerView>,
     /// Work for [`run`](Self::run).
@@ -156,7 +162,7 @@ struct SchedulerView {
 
 /// Work that takes time. There is one for each lease and each device at most.
 enum Job {
-    RunLease(LeaseId, LeaseQueues),
+    RunLease(LeaseId, Box<LeaseQueues>),
     Probe(u32),
 }
 
@@ -189,6 +195,8 @@ impl Supervisor {
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
             snapshots: Mutex::default(),
             kept_for_others: Mutex::new(KeptForOthers::new(kept_for_others)),
+            interrupted: Mutex::default(),
+            restarts: Mutex::default(),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
             jobs,
@@ -256,13 +264,15 @@ impl Supervisor {
                     .get_mut(&lease)
                     .and_then(|lease| lease.queues.take());
                 if let Some(queues) = queues {
-                    self.queue(Job::RunLease(lease, queues));
+                    self.queue(Job::RunLease(lease, Box::new(queues)));
                 }
             }
             Action::End(lease, reason) => {
-                let end = Task::End(Error::new(ErrorCode::Lease, reason));
-                if let Some(lease) = lock(&self.leases).get(&lease) {
-                    lease.send(end);
+                if let Some(running) = lock(&self.leases).get(&lease) {
+                    running.send(Task::End(End {
+                        error: Error::new(ErrorCode::Lease, reason),
+                        goes_on: running.is_suspended,
+                    }));
                 }
             }
             Action::Kill(lease) => {
@@ -272,6 +282,7 @@ impl Supervisor {
                 }
             }
             Action::Forget(lease) => {
+                lock(&self.interrupted).remove(&lease);
                 self.put_snapshots_away(lease);
                 drop(lock(&self.leases).remove(&lease));
             }
@@ -325,6 +336,8 @@ impl Supervisor {
         let is_suspended = leases.get(&lease).is_some_and(|lease| lease.is_suspended);
         if is_suspended && !own.is_empty() {
             lock(&self.kept_for_others).hold_own(lease, own);
+        } else if !is_suspended {
+            lock(&self.restarts).remove(&lease);
         }
     }
 
@@ -341,9 +354,10 @@ impl Supervisor {
         if !kept.is_empty() {
             lock(&self.snapshots).adopt(lease, kept);
         }
-        lock(&self.leases)
-            .entry(lease)
-            .or_insert_with(|| RunningLease::new(granted.clone()));
+        lock(&self.leases).entry(lease).or_insert_with(|| {
+            let restarts = lock(&self.restarts).remove(&lease).unwrap_or_default();
+            RunningLease::new(granted.clone(), restarts.moved(granted.epoch))
+        });
         self.update(|table, now| table.granted(now, lease, &claims));
         // The table has not taken a lease whose grants are obsolete.
         if lock(&self.table).route(lease) == Route::Unknown {

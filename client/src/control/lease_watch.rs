@@ -118,19 +118,29 @@ impl LeaseWatch {
     }
 
     /// Records that the lease is suspended, or that it was resumed and waits for devices of the
-    /// workers `waits_for`. Sessions that cannot go on in another process fail.
-    pub(super) fn suspend(&self, waits_for: &[String]) {
-        let event = match waits_for.is_empty() {
-            true => LeaseEvent::Suspended,
-            false => LeaseEvent::Waiting {
+    /// workers `waits_for`. `cause` is why it was suspended, or empty if an administrator did it.
+    /// Sessions that cannot go on in another process fail.
+    pub(super) fn suspend(&self, waits_for: &[String], cause: &str) {
+        let cause = match cause.is_empty() {
+            true => "the lease was suspended",
+            false => cause,
+        };
+        let event = match waits_for {
+            [] => LeaseEvent::Suspended,
+            [worker] => LeaseEvent::Waiting {
                 reason: format!(
-                    "it was suspended, and goes on when worker {} has devices for it",
-                    waits_for.join(" or ")
+                    "{cause}; the lease goes on when worker {worker} has devices for it"
+                ),
+            },
+            workers => LeaseEvent::Waiting {
+                reason: format!(
+                    "{cause}; the lease goes on when the workers that have its snapshots have devices for it: {}",
+                    workers.join(", ")
                 ),
             },
         };
-        let reason = "the lease was suspended when it had no snapshot to go on from";
-        self.wait(Interruption::Suspended, reason, event);
+        let reason = format!("{cause}, and the lease had no snapshot to go on from");
+        self.wait(Interruption::Suspended, &reason, event);
     }
 
     /// Records that the connection to the pool was lost. A suspended lease then waits for a limited
@@ -172,11 +182,14 @@ impl LeaseWatch {
     pub(super) fn moved(&self, moved: &v1::Moved) -> Result<(), String> {
         let mut status = self.lock();
         status.moved = Some(moved.clone());
-        let leased = moved.devices.first();
-        if let Some(worker) = leased.and_then(|leased| leased.worker.clone()) {
-            let worker = worker.name;
-            status.events.send(LeaseEvent::Moving { worker });
-        }
+        let workers = moved
+            .devices
+            .iter()
+            .filter_map(|leased| leased.worker.as_ref());
+        let mut workers: Vec<_> = workers.map(|worker| worker.name.as_str()).collect();
+        workers.dedup();
+        let worker = workers.join(", ");
+        status.events.send(LeaseEvent::Moving { worker });
         for (at, watched) in status.sessions.iter().enumerate() {
             watched.moved(moved, at)?;
         }

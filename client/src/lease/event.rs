@@ -18,7 +18,8 @@ const QUEUE: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseEvent {
-    /// The lease's worker is gone, and the lease waits until it can go on.
+    /// The lease's worker is gone, or a process of a lease on several workers has died, and the lease
+    /// waits until it can go on.
     Waiting {
         /// What has happened, and what the lease waits for.
         reason: String,
@@ -26,9 +27,9 @@ pub enum LeaseEvent {
     /// An administrator has suspended the lease: it has no devices, and keeps its state. Ops and reads
     /// wait until it is resumed.
     Suspended,
-    /// The lease moves to another worker, which has its snapshots.
+    /// The lease moves to a worker that has its snapshots: another one, or the one where it was.
     Moving {
-        /// The name of that worker.
+        /// The name of that worker; the names of all, if the lease has devices of several.
         worker: String,
     },
     /// The lease runs again: at another worker, or in another process of the same worker.

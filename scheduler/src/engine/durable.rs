@@ -44,7 +44,7 @@ impl Engine {
                 lease.is_keeper_announced = false;
             }
             lease.is_kept &= !is_source;
-            lease.is_kept_here &= !is_source;
+            lease.kept_at.remove(&worker);
         }
     }
 
@@ -99,15 +99,16 @@ impl Engine {
         let devices = lease.lease_devices.keys();
         let devices = devices.map(|device_ref| self.pool.device(*device_ref));
         let devices = devices.collect::<Option<Vec<_>>>()?;
+        let count = devices.len();
         let requirement = Requirement::of(devices.into_iter())?;
         let can_keep = |worker: &WorkerId| {
             *worker != source
-                && self.pool.can_keep(*worker, &requirement)
+                && self.pool.can_keep(*worker, &requirement, count)
                 // It could not start the lease before it has released it.
                 && !self.pool.is_ending(*worker, id)
         };
         let has_free = |worker: &WorkerId| {
-            let free = self.pool.free_equal(*worker, id, &requirement);
+            let free = self.pool.free_equal(*worker, id, &requirement, count);
             free.is_some()
         };
         let candidates = self.pool.ids().filter(can_keep);

@@ -5,8 +5,7 @@
 //! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
 //! its client is attached, as nobody else could open its sessions again.
 
-use std::collections::BTreeSet;
-use std::mem;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -14,8 +13,18 @@ use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
-use crate::lease::{Lease, Standing, Unreachable};
+use crate::lease::{KeptHere, Lease, Standing, SuspendedPart, Unreachable};
 use crate::reason::{CannotMove, EndReason};
+
+/// A part of a lease that is to go on elsewhere.
+struct Place {
+    /// The number of devices that it needs of one worker.
+    devices: usize,
+    /// What they must be like.
+    requirement: Requirement,
+    /// The workers that have the snapshots of its sessions, and could start the lease now.
+    workers: Vec<WorkerId>,
+}
 
 impl Engine {
     /// Returns whether a lease goes on although its worker is gone, for `reason`. It then has
@@ -72,15 +81,25 @@ impl Engine {
         }
     }
 
-    /// Records which of the leases of `worker` could move now, as their keepers have their
-    /// snapshots.
-    pub(super) fn set_kept(&mut self, worker: WorkerId, kept: &[(LeaseId, WorkerId)]) {
+    /// Records where the snapshots are of the leases of `worker`: those that the keepers have, and
+    /// those that it has itself, and whether it has room to hold them.
+    pub(super) fn set_kept(
+        &mut self,
+        worker: WorkerId,
+        at_keepers: &[(LeaseId, WorkerId)],
+        here: &BTreeMap<LeaseId, bool>,
+    ) {
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
             if let Some(lease) = self.leases.get_mut(id) {
                 let keeper = lease.keeper;
-                lease.is_kept = keeper.is_some_and(|keeper| kept.contains(&(id, keeper)));
-                lease.is_kept_here = kept.contains(&(id, worker));
+                lease.is_kept = keeper.is_some_and(|keeper| at_keepers.contains(&(id, keeper)));
+                let kept = match here.get(&id) {
+                    None => KeptHere::Lacking,
+                    Some(false) => KeptHere::WithoutRoom,
+                    Some(true) => KeptHere::WithRoom,
+                };
+                lease.kept_at.insert(worker, kept);
             }
         }
     }
@@ -90,19 +109,23 @@ impl Engine {
     /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
         let without_devices = self.leases.iter();
-        // The longest wait first.
+        // Those first that a death has interrupted, as they had devices until then; and then the longest
+        // wait.
         let without_devices = without_devices.filter_map(|(id, lease)| {
-            let since = match lease.standing {
+            let (was_resumed, since) = match &lease.standing {
                 Standing::Running => return None,
-                Standing::Lost(_) => lease.rejoin_by,
-                Standing::Resuming { since } => Some(since + self.options.recovery_timeout),
-                Standing::Suspended => None,
+                Standing::Lost(_) => (true, lease.rejoin_by),
+                Standing::Resuming { since, cause } => {
+                    let since = *since + self.options.recovery_timeout;
+                    (cause.is_none(), Some(since))
+                }
+                Standing::Suspended { .. } => (true, None),
             };
-            Some((since, id))
+            Some((was_resumed, since, id))
         });
         let without_devices: BTreeSet<_> = without_devices.collect();
         let held_back = self.pool.take_held_back();
-        for (_, id) in without_devices {
+        for (.., id) in without_devices {
             if !self.try_move(id) {
                 self.report_standing(id);
                 self.hold_back_devices(id);
@@ -129,23 +152,43 @@ impl Engine {
         owner.filter(|owner| self.clients.contains_key(owner))
     }
 
-    /// Returns the workers that have the snapshots of a lease, on whose devices it could go on.
-    fn places<'a>(&'a self, id: LeaseId, lease: &'a Lease) -> impl Iterator<Item = WorkerId> + 'a {
-        let holders = match lease.standing {
-            Standing::Resuming { .. } => Some(&lease.holders),
-            _ => None,
-        };
-        let holders = holders.into_iter().flatten().copied();
-        let places = lease.keeper.into_iter().chain(holders);
+    /// Returns the parts of a lease that are to go on elsewhere, each on the devices of one worker.
+    fn places(&self, id: LeaseId, lease: &Lease) -> Vec<Place> {
         // A worker could not start the lease before it has released it.
-        places.filter(move |worker| !self.pool.is_ending(*worker, id))
+        let is_there = |worker: &WorkerId| !self.pool.is_ending(*worker, id);
+        match lease.standing {
+            Standing::Running | Standing::Lost(_) => {
+                let place = |requirement| Place {
+                    devices: lease.lease_devices.len(),
+                    requirement,
+                    workers: lease.keeper.into_iter().filter(is_there).collect(),
+                };
+                lease.requirement.map(place).into_iter().collect()
+            }
+            Standing::Resuming { .. } => {
+                let place = |part: &SuspendedPart| Place {
+                    devices: part.devices,
+                    requirement: part.requirement,
+                    workers: part.holders.iter().copied().filter(is_there).collect(),
+                };
+                lease.parts.iter().map(place).collect()
+            }
+            Standing::Suspended { .. } => Vec::new(),
+        }
     }
 
     /// Returns free devices on which a lease could go on elsewhere.
     fn free_elsewhere(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
-        let requirement = lease.requirement?;
-        let mut places = self.places(id, lease);
-        places.find_map(|worker| self.pool.free_equal(worker, id, &requirement))
+        let mut devices = Vec::new();
+        for place in self.places(id, lease) {
+            let mut workers = place.workers.iter();
+            let free = workers.find_map(|worker| {
+                let count = place.devices;
+                self.pool.free_equal(*worker, id, &place.requirement, count)
+            });
+            devices.extend(free?);
+        }
+        (!devices.is_empty()).then_some(devices)
     }
 
     /// Holds back the free devices for which a lease without devices waits.
@@ -153,13 +196,15 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        let Some(requirement) = lease.requirement else {
-            return;
-        };
-        let places = self.places(id, lease);
-        let free = places.map(|worker| self.pool.fitting(worker, id, &requirement));
-        if let Some(most) = free.max_by_key(Vec::len) {
-            self.pool.hold_back(id, most);
+        for place in self.places(id, lease) {
+            let workers = place.workers.iter();
+            let free = workers.map(|worker| {
+                let count = place.devices;
+                self.pool.fitting(*worker, id, &place.requirement, count)
+            });
+            if let Some(most) = free.max_by_key(Vec::len) {
+                self.pool.hold_back(id, most);
+            }
         }
     }
 
@@ -199,14 +244,16 @@ impl Engine {
         if !lease.is_durable {
             return Err(CannotMove::NotDurable);
         }
-        lease.only_worker().ok_or(CannotMove::SeveralWorkers)?;
-        let devices = lease.lease_devices.keys();
-        let known = devices.filter_map(|device_ref| self.pool.device(*device_ref));
-        let known: Vec<_> = known.collect();
-        if !known.is_empty() && Requirement::of(known.into_iter()).is_none() {
-            return Err(CannotMove::NotExact);
+        let devices = lease.devices_by_worker();
+        let is_exact = |here: &Vec<DeviceRef>| {
+            let known = here.iter().filter_map(|it| self.pool.device(*it));
+            let known: Vec<_> = known.collect();
+            known.is_empty() || Requirement::of(known.into_iter()).is_some()
+        };
+        match devices.values().all(is_exact) {
+            true => Ok(lease),
+            false => Err(CannotMove::NotExact),
         }
-        Ok(lease)
     }
 
     /// Returns the name of the worker to which a lease could move now while its own is there.
@@ -216,6 +263,7 @@ impl Engine {
     /// Why the lease cannot move.
     pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
         let lease = self.check_movable(id)?;
+        lease.only_worker().ok_or(CannotMove::SeveralWorkers)?;
         let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
         let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
         let name = keeper.name().to_owned();
@@ -244,7 +292,7 @@ impl Engine {
         };
         let old_grants = lease.grants();
         self.end_grants(id, old_grants);
-        let place = devices.first().map(|device_ref| device_ref.worker);
+        let workers: BTreeSet<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let lease_devices = self.assign_grant_numbers(devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, id, grant);
@@ -256,10 +304,13 @@ impl Engine {
             lease.epoch += 1;
             lease.standing = Standing::Running;
             (lease.rejoin_by, lease.unreachable) = (None, None);
-            (lease.keeper, lease.is_kept, lease.is_kept_here) = (None, false, false);
-            let holders = mem::take(&mut lease.holders).into_iter();
-            for holder in holders.filter(|holder| Some(*holder) != place) {
-                self.drop_snapshots(holder, id);
+            lease.interrupted_at = None;
+            (lease.keeper, lease.is_kept) = (None, false);
+            lease.kept_at.clear();
+            let holders = lease.holders();
+            lease.parts.clear();
+            for holder in holders.difference(&workers) {
+                self.drop_snapshots(*holder, id);
             }
         }
         self.report_moved(id);

@@ -37,7 +37,10 @@ impl Engine {
             // An event from a stream that was replaced.
             _ if !self.pool.is_current_stream(worker, stream) => {}
             WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
-            WorkerEvent::SnapshotsKept { kept } => self.set_kept(worker, &kept),
+            WorkerEvent::SnapshotsKept { at_keepers, here } => {
+                self.set_kept(worker, &at_keepers, &here);
+            }
+            WorkerEvent::Interrupted { leases } => self.on_interrupted(worker, leases),
             WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
             WorkerEvent::OutOfService { devices } => {
                 self.pool.set_out_of_service(worker, devices);

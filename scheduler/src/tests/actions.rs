@@ -3,6 +3,7 @@
 
 use super::world::{KnownWorker, SimRequest, SimWorker, World, engine_at};
 use super::*;
+use crate::lease::{KeptHere, SuspendedPart};
 
 impl World {
     pub(super) fn join(&mut self, i: usize, devices: Vec<DeviceSpec>) {
@@ -71,14 +72,68 @@ impl World {
     /// A worker reports that the keepers of its leases have the snapshots of all leases, or of
     /// none.
     pub(super) fn snapshots_kept(&mut self, i: usize, all: bool) {
-        let leases = self.engine.leases().iter();
+        let leases = || self.engine.leases().iter().filter(|_| all);
+        let at_keepers = leases().filter_map(|(id, lease)| Some((id, lease.keeper?)));
+        // Some worker has no room for some lease.
+        let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
+        let kept = WorkerEvent::SnapshotsKept {
+            at_keepers: at_keepers.collect(),
+            here: here.collect(),
+        };
+        self.send_worker(i, kept);
+    }
+
+    /// The processes of a worker die that run leases of several workers.
+    pub(super) fn interrupt(&mut self, i: usize) {
         let here = WorkerId(self.workers[i].id);
-        let kept = leases.flat_map(|(id, lease)| {
-            let workers = lease.keeper.into_iter().chain([here]);
-            workers.map(move |worker| (id, worker))
+        let is_connected = |known: &KnownWorker| known.connected;
+        if !self.workers[i].known.as_ref().is_some_and(is_connected) {
+            return;
+        }
+        let leases = self.engine.leases().iter();
+        let interrupted = leases.filter(|(_, lease)| {
+            let workers = lease.workers();
+            workers.len() > 1 && workers.contains(&here)
         });
-        let kept = kept.filter(|_| all).collect();
-        self.send_worker(i, WorkerEvent::SnapshotsKept { kept });
+        let interrupted: Vec<_> = interrupted.map(|(id, _)| id).collect();
+        let worker_of =
+            |device_ref: &DeviceRef| self.workers[device_ref.worker.0 as usize].known.as_ref();
+        let is_connected = |it: &DeviceRef| worker_of(it).is_some_and(|known| known.connected);
+        let stays = |it: &DeviceRef| worker_of(it).is_some_and(|known| !known.is_draining());
+        let is_exact = |device_ref: &DeviceRef| {
+            let devices = worker_of(device_ref).map_or(&[][..], |known| &known.devices);
+            let device = devices.get(device_ref.index as usize);
+            device.is_some_and(|device| device.fingerprint.is_some())
+        };
+        if let Some(leases) = &mut self.leases {
+            leases.retain(|id, lease| {
+                if !interrupted.contains(id) {
+                    return true;
+                }
+                let known = self.engine.leases().get(*id).unwrap();
+                let is_kept = |it: &DeviceRef| {
+                    it.worker == here || known.is_kept_at(it.worker, KeptHere::WithoutRoom)
+                };
+                let is_known = |it: &DeviceRef| {
+                    let has_reported = it.worker == here || known.kept_at.contains_key(&it.worker);
+                    is_connected(it) && has_reported
+                };
+                let is_ready = |it: &DeviceRef| stays(it) && is_exact(it) && is_kept(it);
+                let all_known = lease.lease_devices.iter().all(is_known);
+                let all_ready = lease.lease_devices.iter().all(is_ready);
+                if known.is_durable && all_known && all_ready {
+                    lease.lease_devices.clear();
+                    lease.is_suspended = true;
+                    return true;
+                }
+                let since = known.interrupted_at.unwrap_or(at(self.now));
+                let is_over = at(self.now).saturating_since(since) >= Duration::from_secs(3);
+                !is_over || known.is_durable && !all_known
+            });
+        }
+        let leases = interrupted.into_iter().map(|id| (id, "it died".into()));
+        let leases = leases.collect();
+        self.send_worker(i, WorkerEvent::Interrupted { leases });
     }
 
     pub(super) fn leaving(&mut self, i: usize) {
@@ -118,8 +173,8 @@ impl World {
         self.commanded = None;
     }
 
-    /// An administrator suspends a lease that was granted at some time.
-    pub(super) fn suspend_lease(&mut self, nth: usize) {
+    /// An administrator or the client suspends a lease that was granted at some time.
+    pub(super) fn suspend_lease(&mut self, nth: usize, by: Suspender) {
         let lease = self.lease_of_any_client(nth);
         let is_possible = self.engine.check_suspend(lease).is_ok();
         let known = self
@@ -130,13 +185,13 @@ impl World {
             known.lease_devices.clear();
             known.is_suspended = true;
         }
-        self.send(Event::SuspendLease { lease });
+        self.send(Event::SuspendLease { lease, by });
     }
 
-    /// An administrator resumes a lease that was granted at some time.
-    pub(super) fn resume_lease(&mut self, nth: usize) {
+    /// An administrator or the client resumes a lease that was granted at some time.
+    pub(super) fn resume_lease(&mut self, nth: usize, by: Suspender) {
         let lease = self.lease_of_any_client(nth);
-        self.send(Event::ResumeLease { lease });
+        self.send(Event::ResumeLease { lease, by });
     }
 
     pub(super) fn worker_left(&mut self, i: usize) {
@@ -431,8 +486,12 @@ impl World {
         leases.retain(|_, lease| {
             let mut devices = lease.lease_devices.iter();
             let is_its = devices.any(|device_ref| device_ref.worker == id);
-            if lease.holders.remove(&id) {
-                return !lease.holders.is_empty();
+            if lease.is_suspended {
+                let is_left = |part: &mut SuspendedPart| {
+                    part.holders.remove(&id);
+                    !part.holders.is_empty()
+                };
+                return lease.parts.iter_mut().all(is_left);
             }
             if lease.keeper == Some(id) {
                 lease.keeper = None;

@@ -91,10 +91,16 @@ pub(super) fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
 
 /// A worker reports that the keepers of these leases have their snapshots.
 pub(super) fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
-    let kept = leases.iter();
-    let kept = kept.map(|&(lease, keeper)| (LeaseId(lease), WorkerId(keeper)));
-    let kept = kept.collect();
-    worker(worker_id, WorkerEvent::SnapshotsKept { kept })
+    let is_here = |(_, keeper): &&(u64, u64)| *keeper == worker_id;
+    let here = leases.iter().filter(is_here);
+    let here = here.map(|&(lease, _)| (LeaseId(lease), true));
+    let others = leases.iter().filter(|kept| !is_here(kept));
+    let at_keepers = others.map(|&(lease, keeper)| (LeaseId(lease), WorkerId(keeper)));
+    let kept = WorkerEvent::SnapshotsKept {
+        at_keepers: at_keepers.collect(),
+        here: here.collect(),
+    };
+    worker(worker_id, kept)
 }
 
 /// A client reports whether it could go on with a lease from snapshots.

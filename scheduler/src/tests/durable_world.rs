@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::world::{KnownWorker, SimWorker, World};
 use super::*;
 use crate::device::Requirement;
-use crate::lease::{Lease, Standing};
+use crate::lease::{Lease, Standing, SuspendedPart};
 
 impl World {
     /// A lease whose worker was lost goes on at its keeper.
@@ -44,11 +44,11 @@ impl World {
                 "{lease} moves, and its worker is there"
             );
             moved.lost_until = None;
-            let has_snapshots = |it: &DeviceRef| match moved.is_suspended {
-                true => moved.holders.contains(&it.worker),
-                false => moved.keeper == Some(it.worker),
+            let have_snapshots = match moved.is_suspended {
+                true => are_at_holders(&device_refs, &moved.parts),
+                false => device_refs.iter().all(|it| moved.keeper == Some(it.worker)),
             };
-            assert!(device_refs.iter().all(has_snapshots), "{lease}");
+            assert!(have_snapshots, "{lease}");
             moved.is_suspended = false;
             moved.lease_devices = device_refs.clone();
             moved.memory_bytes = memory_bytes;
@@ -158,24 +158,28 @@ impl World {
     /// A lease that was resumed can go on, or its holders have too few free devices, or its client is
     /// away.
     fn check_resuming(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
-        assert_eq!(lease.holders.is_empty(), !lease.is_suspended(), "{id}");
+        assert_eq!(lease.parts.is_empty(), !lease.is_suspended(), "{id}");
         let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
         let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
         if !is_resumed || !lease.owner.is_some_and(attached) {
             return;
         }
-        let requirement = lease.requirement.unwrap();
-        for holder in &lease.holders {
+        let can_go_on_at = |holder: &WorkerId, part: &SuspendedPart| {
             let fits = |free: &&DeviceRef| {
                 let other = self.engine.held_back().get(free);
                 free.worker == *holder
-                    && requirement.accepts(self.device(**free))
+                    && part.requirement.accepts(self.device(**free))
                     && other.is_none_or(|other| *other == id)
             };
             let ends = self.workers[holder.0 as usize].unanswered.contains(&id);
-            let has_room = free.iter().filter(fits).count() >= requirement.devices();
-            assert!(ends || !has_room, "{id} could go on at {holder}");
-        }
+            !ends && free.iter().filter(fits).count() >= part.devices
+        };
+        let mut parts = lease.parts.iter();
+        let all_can = parts.all(|part| {
+            let mut holders = part.holders.iter();
+            holders.any(|holder| can_go_on_at(holder, part))
+        });
+        assert!(!all_can, "{id} could go on");
     }
 
     /// Only devices of workers that have its snapshots are held back for a lease without devices: free
@@ -188,14 +192,17 @@ impl World {
             .clients
             .iter()
             .any(|client| client.attached && lease.owner == Some(ClientId(client.id)));
-        let needed = lease.requirement.map_or(0, |it| it.devices());
+        let parts = lease.parts.iter().map(|part| part.devices);
+        let needed = lease.lease_devices.len() + parts.sum::<usize>();
         let most = needed.saturating_sub(usize::from(is_attached));
         assert!(held_back.len() <= most, "{id}");
         for device_ref in held_back {
-            let accepts = |it: Requirement| it.accepts(self.device(device_ref));
-            assert!(lease.standing != Standing::Running && lease.requirement.is_some_and(accepts));
-            let mut places = lease.keeper.iter().chain(&lease.holders);
-            let has_snapshots = places.any(|worker| *worker == device_ref.worker);
+            let accepts = |it: &Requirement| it.accepts(self.device(device_ref));
+            let parts = lease.parts.iter().map(|part| &part.requirement);
+            let mut requirements = parts.chain(&lease.requirement);
+            assert!(lease.standing != Standing::Running && requirements.any(accepts));
+            let mut places = lease.keeper.into_iter().chain(lease.holders());
+            let has_snapshots = places.any(|worker| worker == device_ref.worker);
             assert!(free.contains(&device_ref) && has_snapshots);
         }
     }
@@ -212,4 +219,18 @@ impl World {
         let known = worker.filter_map(|worker| worker.known.as_ref()).next()?;
         known.devices.get(device_ref.index as usize)
     }
+}
+
+/// Returns whether each part of a lease has its devices, in order, at one of its holders.
+fn are_at_holders(devices: &[DeviceRef], parts: &[SuspendedPart]) -> bool {
+    let mut rest = devices;
+    let mut is_at_holder = |part: &SuspendedPart| {
+        let Some((here, others)) = rest.split_at_checked(part.devices) else {
+            return false;
+        };
+        rest = others;
+        let worker = here[0].worker;
+        part.holders.contains(&worker) && here.iter().all(|it| it.worker == worker)
+    };
+    parts.iter().all(&mut is_at_holder) && rest.is_empty()
 }

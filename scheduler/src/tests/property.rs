@@ -35,9 +35,11 @@ enum Op {
     },
     SuspendLease {
         nth: usize,
+        by: Suspender,
     },
     ResumeLease {
         nth: usize,
+        by: Suspender,
     },
     Restorable {
         client: usize,
@@ -47,6 +49,9 @@ enum Op {
     SnapshotsKept {
         worker: usize,
         all: bool,
+    },
+    Interrupt {
+        worker: usize,
     },
     WorkerDisconnected {
         worker: usize,
@@ -151,6 +156,10 @@ fn op_or_restart() -> impl Strategy<Value = Op> {
     prop_oneof![10 => op(), 10 => back, 1 => restart]
 }
 
+fn suspender() -> impl Strategy<Value = Suspender> {
+    prop_oneof![Just(Suspender::Administrator), Just(Suspender::Client)]
+}
+
 fn worker_op() -> impl Strategy<Value = Op> {
     let worker = || 0..WORKERS;
     let changed = prop::bool::weighted(0.1);
@@ -162,9 +171,10 @@ fn worker_op() -> impl Strategy<Value = Op> {
         1 => (worker(), prop::bool::ANY)
             .prop_map(|(worker, is_drained)| Op::Drain { worker, is_drained }),
         1 => (0..64_usize).prop_map(|nth| Op::MoveLease { nth }),
-        3 => (0..64_usize).prop_map(|nth| Op::SuspendLease { nth }),
-        4 => (0..64_usize).prop_map(|nth| Op::ResumeLease { nth }),
+        3 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::SuspendLease { nth, by }),
+        4 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::ResumeLease { nth, by }),
         3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
+        3 => worker().prop_map(|worker| Op::Interrupt { worker }),
         3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
         8 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
@@ -209,14 +219,15 @@ fn apply(world: &mut World, op: Op) {
         Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::Drain { worker, is_drained } => world.drain(worker, is_drained),
         Op::MoveLease { nth } => world.move_lease_by_command(nth),
-        Op::SuspendLease { nth } => world.suspend_lease(nth),
-        Op::ResumeLease { nth } => world.resume_lease(nth),
+        Op::SuspendLease { nth, by } => world.suspend_lease(nth, by),
+        Op::ResumeLease { nth, by } => world.resume_lease(nth, by),
         Op::Restorable {
             client,
             nth,
             is_restorable,
         } => world.report_restorable(client, nth, is_restorable),
         Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
+        Op::Interrupt { worker } => world.interrupt(worker),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
         Op::Finish { worker, devices } => world.finish(worker, |index| devices >> index & 1 == 1),

@@ -4,31 +4,34 @@ use super::durable::*;
 use super::*;
 use crate::{CannotMove, CannotResume};
 
-fn suspend(lease: u64) -> Event {
+pub(super) fn suspend(lease: u64) -> Event {
     let lease = LeaseId(lease);
-    Event::SuspendLease { lease }
+    let by = Suspender::Administrator;
+    Event::SuspendLease { lease, by }
 }
 
-fn resume(lease: u64) -> Event {
+pub(super) fn resume(lease: u64) -> Event {
     let lease = LeaseId(lease);
-    Event::ResumeLease { lease }
+    let by = Suspender::Administrator;
+    Event::ResumeLease { lease, by }
 }
 
-fn suspended(client: u64, lease: u64) -> Command {
+pub(super) fn suspended(client: u64, lease: u64) -> Command {
     waits_for(client, lease, &[])
 }
 
 /// The client learns that its lease was resumed and waits for devices of these workers.
-fn waits_for(client: u64, lease: u64, workers: &[u64]) -> Command {
+pub(super) fn waits_for(client: u64, lease: u64, workers: &[u64]) -> Command {
     Command::Suspended {
         client: ClientId(client),
         lease: LeaseId(lease),
         waits_for: workers.iter().map(|worker| format!("w{worker}")).collect(),
+        cause: None,
     }
 }
 
 /// A worker ends a lease and keeps its snapshots.
-fn end_and_keep(worker: u64, lease: u64) -> Command {
+pub(super) fn end_and_keep(worker: u64, lease: u64) -> Command {
     Command::EndLease {
         worker: WorkerId(worker),
         lease: LeaseId(lease),
@@ -63,6 +66,35 @@ fn suspended_at_worker_1() -> Vec<Step> {
         (4, released(1, 10), vec![]),
     ]);
     steps
+}
+
+#[test]
+fn client_resumes_only_what_it_has_suspended() {
+    let suspend_by = |by| Event::SuspendLease {
+        lease: LeaseId(10),
+        by,
+    };
+    let engine = check(suspended_at_worker_1());
+    assert_eq!(
+        engine.check_resume(LeaseId(10), Suspender::Client),
+        Err(CannotResume::ByAdministrator)
+    );
+    let by_client = Event::ResumeLease {
+        lease: LeaseId(10),
+        by: Suspender::Client,
+    };
+    let refused = [(5, by_client.clone(), vec![])];
+    check(suspended_at_worker_1().into_iter().chain(refused));
+    let own = [
+        (
+            3,
+            suspend_by(Suspender::Client),
+            vec![end_and_keep(1, 10), suspended(1, 10)],
+        ),
+        (4, released(1, 10), vec![]),
+        (5, by_client, vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(kept_by_worker_1().into_iter().chain(own));
 }
 
 #[test]
@@ -224,11 +256,20 @@ fn reasons_name_what_is_missing() {
         Err(CannotMove::Suspended)
     );
     assert_eq!(engine.check_move(LeaseId(10)), Err(CannotMove::Suspended));
-    assert_eq!(engine.check_resume(LeaseId(10)), Ok(()));
-    assert_eq!(engine.check_resume(LeaseId(99)), Err(CannotResume::Unknown));
+    assert_eq!(
+        engine.check_resume(LeaseId(10), Suspender::Administrator),
+        Ok(())
+    );
+    assert_eq!(
+        engine.check_resume(LeaseId(99), Suspender::Administrator),
+        Err(CannotResume::Unknown)
+    );
     let engine = check(kept_by_worker_1());
     let not_suspended = Err(CannotResume::NotSuspended);
-    assert_eq!(engine.check_resume(LeaseId(10)), not_suspended);
+    assert_eq!(
+        engine.check_resume(LeaseId(10), Suspender::Administrator),
+        not_suspended
+    );
     let no_room = kept_by_worker_1()
         .into_iter()
         .chain([(3, kept(1, &[]), vec![])]);
@@ -240,10 +281,16 @@ fn reasons_name_what_is_missing() {
         (6, resume(10), vec![waits_for(1, 10, &[1])]),
     ]);
     let engine = check(waits.clone());
-    assert_eq!(engine.check_resume(LeaseId(10)), Err(CannotResume::Resumed));
+    assert_eq!(
+        engine.check_resume(LeaseId(10), Suspender::Administrator),
+        Err(CannotResume::Resumed)
+    );
     let waits_no_more = (7, suspend(10), vec![suspended(1, 10)]);
     let after = check(waits.chain([waits_no_more]));
-    assert_eq!(after.check_resume(LeaseId(10)), Ok(()));
+    assert_eq!(
+        after.check_resume(LeaseId(10), Suspender::Administrator),
+        Ok(())
+    );
     let away = kept_by_worker_1()
         .into_iter()
         .chain([(3, worker_disconnected(1), vec![])]);

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::lease::SuspendedPart;
 
 pub(super) struct World {
     pub(super) engine: Engine,
@@ -120,8 +121,8 @@ pub(super) struct SimLease {
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
     pub(super) is_suspended: bool,
-    /// The workers that have its snapshots while it is suspended, by the engine's choice.
-    pub(super) holders: BTreeSet<WorkerId>,
+    /// Its parts while it is suspended, by the engine's choice.
+    pub(super) parts: Vec<SuspendedPart>,
     /// The least memory of its devices.
     pub(super) memory_bytes: u64,
 }
@@ -188,7 +189,7 @@ impl World {
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
             lease.keeper = known.and_then(|known| known.keeper);
-            lease.holders = known.map_or_else(BTreeSet::new, |known| known.holders.clone());
+            lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
         }
         self.check_invariants();
     }
@@ -379,7 +380,7 @@ impl World {
                 keeper: None,
                 lost_until: None,
                 is_suspended: false,
-                holders: BTreeSet::new(),
+                parts: Vec::new(),
                 memory_bytes,
             };
             assert!(leases.insert(lease, lease_of).is_none());

@@ -41,6 +41,8 @@ struct Lease<'a> {
     suspended_at: &'a [String],
     /// Whether it was resumed, and waits for devices of these workers.
     resumed: bool,
+    /// Whether it needs devices of each of these workers to go on.
+    needs_all: bool,
 }
 
 #[derive(Serialize)]
@@ -87,14 +89,8 @@ async fn execute(url: &PoolUrl, action: LeasesAction) -> Result<String, AdminErr
             let mut admin = admin::connect(url).await?;
             let request = ResumeLeaseRequest { lease_id: lease.0 };
             let resumed = admin.resume_lease(with_token(request, url)?).await;
-            let ResumedLease { worker, waits_for } = into_reply(url, resumed)?;
-            Ok(match waits_for.is_empty() {
-                true => format!("lease {lease} goes on at worker {worker}\n"),
-                false => {
-                    let workers = names(&waits_for, "or");
-                    format!("lease {lease} goes on when {workers} has devices for it\n")
-                }
-            })
+            let resumed = into_reply(url, resumed)?;
+            Ok(format!("lease {lease} {}\n", resumed_text(&resumed)))
         }
     }
 }
@@ -104,6 +100,23 @@ pub(super) async fn list(url: &PoolUrl) -> Result<Vec<LeaseInfo>, AdminError> {
     let mut admin = admin::connect(url).await?;
     let listed = admin.list_leases(with_token(ListLeasesRequest {}, url)?);
     Ok(into_reply(url, listed.await)?.leases)
+}
+
+/// Returns what happens to a lease that was resumed, without the subject.
+fn resumed_text(resumed: &ResumedLease) -> String {
+    let ResumedLease {
+        workers,
+        waits_for,
+        needs_all,
+    } = resumed;
+    match (waits_for.is_empty(), needs_all) {
+        (true, _) => format!("goes on at {}", names(workers, "and")),
+        (false, false) => format!("goes on when {} has devices for it", names(waits_for, "or")),
+        (false, true) => format!(
+            "goes on when {} have devices for it",
+            names(waits_for, "and")
+        ),
+    }
 }
 
 /// Returns the names of workers as part of a sentence.
@@ -141,6 +154,7 @@ fn lease(lease: &LeaseInfo) -> Lease<'_> {
         cannot_move: some(&lease.cannot_move),
         suspended_at: &lease.suspended_at,
         resumed: lease.resumed,
+        needs_all: lease.needs_all,
     }
 }
 
@@ -169,7 +183,12 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
     let places: Vec<_> = lease.places.iter().map(place).collect();
     let standing = match (lease.waits.as_str(), lease.move_to.as_str()) {
         _ if lease.resumed => {
-            format!("waits for devices of {}", names(&lease.suspended_at, "or"))
+            let conjunction = match lease.needs_all {
+                true => "and",
+                false => "or",
+            };
+            let workers = names(&lease.suspended_at, conjunction);
+            format!("waits for devices of {workers}")
         }
         _ if !lease.suspended_at.is_empty() => {
             format!(
@@ -195,7 +214,7 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
 mod tests {
     use super::*;
 
-    fn leases() -> [LeaseInfo; 5] {
+    fn leases() -> [LeaseInfo; 6] {
         let place = |worker: &str, kind: &str, device_indices: &[u32]| LeasePlace {
             worker: worker.into(),
             kind: kind.into(),
@@ -242,6 +261,13 @@ mod tests {
                 cannot_move: "it is suspended".into(),
                 ..lease(0x9e, Vec::new())
             },
+            LeaseInfo {
+                suspended_at: vec!["gpu-1".into(), "gpu-2".into()],
+                resumed: true,
+                needs_all: true,
+                cannot_move: "it is suspended".into(),
+                ..lease(0x9f, Vec::new())
+            },
         ]
     }
 
@@ -254,9 +280,32 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
 000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
 000000000000009d  research  ci                                       0  suspended; its state is at worker gpu-1
 000000000000009e  research  ci                                       0  waits for devices of worker gpu-1 or worker gpu-2
+000000000000009f  research  ci                                       0  waits for devices of worker gpu-1 and worker gpu-2
 ";
         assert_eq!(to_table(&leases()), expected);
         assert_eq!(to_table(&[]), "the pool has no leases\n");
+    }
+
+    #[test]
+    fn text_of_a_resumed_lease_names_the_workers_that_it_needs() {
+        let both = || vec!["gpu-1".into(), "gpu-2".into()];
+        let text = |workers, waits_for, needs_all| {
+            resumed_text(&ResumedLease {
+                workers,
+                waits_for,
+                needs_all,
+            })
+        };
+        let runs = text(both(), vec![], false);
+        assert_eq!(runs, "goes on at worker gpu-1 and worker gpu-2");
+        assert_eq!(
+            text(vec![], both(), false),
+            "goes on when worker gpu-1 or worker gpu-2 has devices for it"
+        );
+        assert_eq!(
+            text(vec![], both(), true),
+            "goes on when worker gpu-1 and worker gpu-2 have devices for it"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Incoming messages are checked here, so the engine can rely on their contents, and text
 //! that others will see (names, kinds) is safe to print.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use prost::Message;
@@ -165,14 +166,29 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
         .collect()
 }
 
-/// Converts a worker's list of leases that could go on at their keepers, or, once suspended, at the
-/// worker itself. Takes at most two entries for each of [`MAX_DEVICES`] leases, as many as a
-/// worker can have.
-pub(super) fn kept(leases: &[v1::KeptLease]) -> WorkerEvent {
-    let kept = leases.iter().take(2 * MAX_DEVICES);
-    let kept = kept.map(|kept| (LeaseId(kept.lease_id), WorkerId(kept.keeper_id)));
-    WorkerEvent::SnapshotsKept {
-        kept: kept.collect(),
+/// Converts the list of leases of `worker` whose snapshots their keepers have, or the worker itself.
+/// Takes at most two entries for each of [`MAX_DEVICES`] leases, as many as a worker can have.
+pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease]) -> WorkerEvent {
+    let (mut at_keepers, mut here) = (Vec::new(), BTreeMap::new());
+    for kept in leases.iter().take(2 * MAX_DEVICES) {
+        let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
+        match keeper == worker {
+            true => drop(here.insert(lease, !kept.without_room)),
+            false => at_keepers.push((lease, keeper)),
+        }
+    }
+    WorkerEvent::SnapshotsKept { at_keepers, here }
+}
+
+/// Converts a worker's list of leases whose process there has died, and makes the reasons safe to
+/// print.
+pub(super) fn interrupted_leases(leases: &[v1::InterruptedLease]) -> WorkerEvent {
+    let leases = leases.iter().take(MAX_DEVICES).map(|interrupted| {
+        let how = sanitize(&interrupted.reason, MESSAGE_CHARS).to_string();
+        (LeaseId(interrupted.lease_id), how)
+    });
+    WorkerEvent::Interrupted {
+        leases: leases.collect(),
     }
 }
 
@@ -424,6 +440,8 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerMissing { .. }
         | EndReason::NotReplaced { .. }
         | EndReason::SnapshotsLost { .. }
+        | EndReason::ProcessDied { .. }
+        | EndReason::NotRestored { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
@@ -444,10 +462,15 @@ pub(super) fn interrupted(lease: LeaseId, reason: &EndReason) -> PoolMessage {
 
 /// Builds the message that a lease is suspended, or was resumed and waits for devices of these
 /// workers.
-pub(super) fn suspended(lease: LeaseId, waits_for: Vec<String>) -> PoolMessage {
+pub(super) fn suspended(
+    lease: LeaseId,
+    waits_for: Vec<String>,
+    cause: Option<&EndReason>,
+) -> PoolMessage {
     pool_message(pool_message::Body::Suspended(v1::Suspended {
         lease_id: lease.0,
         waits_for,
+        cause: cause.map(ToString::to_string).unwrap_or_default(),
     }))
 }
 

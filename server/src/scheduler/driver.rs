@@ -27,7 +27,7 @@ use tensord_proto::{
         Revoked, StatusReply, SuspendedLease, WorkerCommand, WorkerMessage,
     },
 };
-use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Timestamp};
+use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Suspender, Timestamp};
 use tensord_transport::token::LeaseSigner;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -286,10 +286,10 @@ impl Driver {
                 let _ = reply.send(self.move_lease(lease));
             }
             Input::SuspendLease(lease, reply) => {
-                let _ = reply.send(self.suspend_lease(lease));
+                let _ = reply.send(self.suspend_lease(lease, Suspender::Administrator));
             }
             Input::ResumeLease(lease, reply) => {
-                let _ = reply.send(self.resume_lease(lease));
+                let _ = reply.send(self.resume_lease(lease, Suspender::Administrator));
             }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,
@@ -390,15 +390,17 @@ impl Driver {
                 client,
                 lease,
                 waits_for,
+                cause,
             } => {
-                match waits_for.is_empty() {
-                    true => info!(%client, %lease, "lease is suspended"),
-                    false => {
-                        let workers = waits_for.join(" or ");
-                        info!(%client, %lease, "lease waits for devices of {workers}");
+                let workers = waits_for.join(", ");
+                match &cause {
+                    None if waits_for.is_empty() => info!(%client, %lease, "lease is suspended"),
+                    None => info!(%client, %lease, "lease waits for devices of {workers}"),
+                    Some(cause) => {
+                        info!(%client, %lease, "lease waits for devices of {workers}: {cause}");
                     }
                 }
-                self.send(client, convert::suspended(lease, waits_for))
+                self.send(client, convert::suspended(lease, waits_for, cause.as_ref()))
             }
             Command::KeepSnapshots {
                 lease,

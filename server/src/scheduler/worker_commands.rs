@@ -33,6 +33,7 @@ pub(super) fn lease_granted(
     devices: &[LeasedDevice],
     tenant: &str,
     epoch: u64,
+    has_other_workers: bool,
 ) -> WorkerCommand {
     let grant = |device: &LeasedDevice| v1::DeviceGrant {
         device_index: device.device_ref.index,
@@ -43,6 +44,7 @@ pub(super) fn lease_granted(
         grants: devices.iter().map(grant).collect(),
         tenant: tenant.into(),
         epoch,
+        has_other_workers,
     }))
 }
 

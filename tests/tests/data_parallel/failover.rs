@@ -12,6 +12,7 @@ use std::{
 
 use tensord_client::LeaseRequest;
 use tensord_testkit::{
+    administrator::Administrator,
     cluster::{Cluster, Process},
     models::{Classifier, Mlp, ModelSize, Transformer},
     replicas::{TrainingRecord, replicas, training_lock},
@@ -21,17 +22,20 @@ use tensord_testkit::{
 /// some cuts twice.
 const PAUSE: Duration = Duration::from_millis(1300);
 
+/// Devices of a lease on one worker.
 const RANKS: usize = 2;
 
-/// Trains replicas of a model on a lease of two devices of `cluster`, while `disturb` is called again
-/// and again. Returns what each device has recorded, and how often `disturb` was called.
+/// Trains replicas of a model on a lease of `ranks` devices of `cluster`, while `disturb` is called
+/// again and again, with the number of calls before. Returns what each device has recorded, and how
+/// often `disturb` was called.
 fn train<M: Classifier + 'static>(
     cluster: &Arc<Mutex<Cluster>>,
+    ranks: usize,
     epochs: usize,
-    disturb: impl Fn(&mut Cluster) + Send + 'static,
+    disturb: impl Fn(&mut Cluster, usize) + Send + 'static,
 ) -> (Vec<TrainingRecord>, usize) {
     let pool = cluster.lock().unwrap().pool();
-    let lease = pool.lease(LeaseRequest::devices(RANKS as u32)).unwrap();
+    let lease = pool.lease(LeaseRequest::devices(ranks as u32)).unwrap();
     let first = lease.devices()[0].clone().autodiff();
     first.seed(42);
     let model = M::new(&ModelSize::SMALL, &first).fork(&first);
@@ -44,7 +48,7 @@ fn train<M: Classifier + 'static>(
                 if is_over.load(Ordering::Relaxed) {
                     return count;
                 }
-                disturb(&mut cluster.lock().unwrap());
+                disturb(&mut cluster.lock().unwrap(), count);
             }
             unreachable!("the training ends")
         }
@@ -72,17 +76,24 @@ fn assert_same(ours: &[TrainingRecord], undisturbed: &[TrainingRecord], log: &st
     }
 }
 
-fn undisturbed<M: Classifier + 'static>(epochs: usize) -> Vec<TrainingRecord> {
-    let cluster = Arc::new(Mutex::new(Cluster::start(&["flex*2"])));
-    train::<M>(&cluster, epochs, |_| {}).0
+fn start(workers: &[&str]) -> Arc<Mutex<Cluster>> {
+    Arc::new(Mutex::new(Cluster::start(workers)))
+}
+
+fn undisturbed<M: Classifier + 'static>(
+    workers: &[&str],
+    ranks: usize,
+    epochs: usize,
+) -> Vec<TrainingRecord> {
+    train::<M>(&start(workers), ranks, epochs, |_, _| {}).0
 }
 
 /// Trains while the process of the lease is killed at least `kills` times.
 fn check_process_killed<M: Classifier + 'static>(epochs: usize, kills: usize) {
     let _alone = training_lock();
-    let expected = undisturbed::<M>(epochs);
-    let cluster = Arc::new(Mutex::new(Cluster::start(&["flex*2"])));
-    let (records, killed) = train::<M>(&cluster, epochs, |cluster| {
+    let expected = undisturbed::<M>(&["flex*2"], RANKS, epochs);
+    let cluster = start(&["flex*2"]);
+    let (records, killed) = train::<M>(&cluster, RANKS, epochs, |cluster, _| {
         let worker = &cluster.workers[0];
         wait_for_cut(cluster, worker);
         worker.signal_child(worker.process_of_lease(), "KILL");
@@ -106,9 +117,9 @@ fn transformer_trains_on_when_its_process_is_killed() {
 fn mlp_trains_on_when_its_worker_is_killed() {
     const EPOCHS: usize = 60;
     let _alone = training_lock();
-    let expected = undisturbed::<Mlp>(EPOCHS);
-    let cluster = Arc::new(Mutex::new(Cluster::start(&["flex*2", "flex*2"])));
-    let (records, killed) = train::<Mlp>(&cluster, EPOCHS, |cluster| {
+    let expected = undisturbed::<Mlp>(&["flex*2"], RANKS, EPOCHS);
+    let cluster = start(&["flex*2", "flex*2"]);
+    let (records, killed) = train::<Mlp>(&cluster, RANKS, EPOCHS, |cluster, _| {
         cluster.wait("a worker to run the lease", || {
             cluster.worker_of_lease().is_some()
         });
@@ -126,4 +137,61 @@ fn mlp_trains_on_when_its_worker_is_killed() {
     let logs = cluster.lock().unwrap().logs();
     assert_same(&records, &expected, &logs);
     assert!(killed >= 2, "{killed} kills");
+}
+
+/// Trains on a lease of one device of each of `workers`, while `victims` returns whose processes of
+/// the lease are killed, for each number of kills before.
+fn check_processes_killed_on_several_workers(
+    workers: &[&str],
+    epochs: usize,
+    kills: usize,
+    victims: impl Fn(usize) -> Vec<usize> + Send + 'static,
+) {
+    let _alone = training_lock();
+    let ranks = workers.len();
+    let expected = undisturbed::<Mlp>(workers, ranks, epochs);
+    let cluster = start(workers);
+    let (records, killed) = train::<Mlp>(&cluster, ranks, epochs, move |cluster, count| {
+        cluster.wait("a snapshot at each worker", || {
+            let mut workers = cluster.workers.iter();
+            workers.all(|worker| !worker.snapshots_bytes().is_empty())
+        });
+        for victim in victims(count) {
+            let worker = &cluster.workers[victim];
+            worker.signal_child(worker.process_of_lease(), "KILL");
+        }
+    });
+    let logs = cluster.lock().unwrap().logs();
+    assert_same(&records, &expected, &logs);
+    assert!(killed >= kills, "{killed} kills");
+}
+
+#[test]
+fn mlp_on_two_workers_trains_on_when_processes_are_killed() {
+    let one = |count| vec![count % 2];
+    check_processes_killed_on_several_workers(&["flex", "flex"], 40, 3, one);
+}
+
+#[test]
+fn mlp_on_four_workers_trains_on_when_two_processes_are_killed_at_once() {
+    let two = |count| vec![count % 4, (count + 1 + count / 4) % 4];
+    check_processes_killed_on_several_workers(&["flex"; 4], 12, 2, two);
+}
+
+#[test]
+fn mlp_on_two_workers_trains_on_when_it_is_suspended() {
+    const EPOCHS: usize = 30;
+    let _alone = training_lock();
+    let workers = ["flex", "flex"];
+    let expected = undisturbed::<Mlp>(&workers, RANKS, EPOCHS);
+    let cluster = start(&workers);
+    let administrator = Administrator::of(&cluster.lock().unwrap());
+    let (records, suspended) = train::<Mlp>(&cluster, RANKS, EPOCHS, move |_, _| {
+        administrator.suspend_running();
+        assert_eq!(administrator.holders(), RANKS);
+        administrator.resume_suspended();
+    });
+    let logs = cluster.lock().unwrap().logs();
+    assert_same(&records, &expected, &logs);
+    assert!(suspended >= 3, "{suspended} suspensions");
 }

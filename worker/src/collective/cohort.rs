@@ -10,7 +10,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -78,6 +78,8 @@ pub(crate) struct Cohort {
     transfers: Mutex<Transfers>,
     peers: Peers,
     bucket_bytes: Arc<AtomicUsize>,
+    /// Whether nothing is sent to other workers any more.
+    is_silent: AtomicBool,
     /// Dropped with the cohort, which ends the links that others dialled.
     alive: watch::Sender<()>,
 }
@@ -101,6 +103,7 @@ impl Cohort {
             sessions: Sessions::default(),
             groups: Mutex::default(),
             transfers: Mutex::default(),
+            is_silent: AtomicBool::new(false),
             alive: watch::Sender::new(()),
         })
     }
@@ -138,10 +141,19 @@ impl Cohort {
         self.sessions.enter(lease_rank, member)
     }
 
+    /// Has nothing new sent to other workers any more, not even that sessions here have ended.
+    pub(crate) fn silence(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
+    }
+
     /// Removes the session at `lease_rank`, which has ended for `reason`, and ends its
     /// groups and transfers.
     pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
         self.sessions.leave(lease_rank);
+        // The groups and transfers would tell the other workers.
+        if self.is_silent.load(Ordering::Relaxed) {
+            return;
+        }
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
         for group in groups {
             let Some(rank) = group.members().rank(lease_rank) else {
@@ -396,9 +408,10 @@ impl Cohort {
     /// Notifies links and delivers results after a change of a group.
     fn apply_changes(&self, group: &Arc<Group>, changed: GroupEffects) {
         for worker_index in changed.with_messages {
-            if let Some(peer) = self.peer(group.worker(worker_index)) {
-                peer.add_source(FrameSource::Group(group.clone(), worker_index));
-            }
+            self.send(
+                group.worker(worker_index),
+                FrameSource::Group(group.clone(), worker_index),
+            );
         }
         for done in changed.done {
             if let Err(Failure::New(FaultKind::Peer, reason)) = &done.result
@@ -436,7 +449,9 @@ impl Cohort {
     }
 
     fn send(&self, worker: WorkerId, source: FrameSource) {
-        if let Some(peer) = self.peer(worker) {
+        if !self.is_silent.load(Ordering::Relaxed)
+            && let Some(peer) = self.peer(worker)
+        {
             peer.add_source(source);
         }
     }

@@ -11,7 +11,7 @@ use std::{
 use rustix::thread::disable_transparent_huge_pages;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{DeviceGrant, Error},
+    v1::DeviceGrant,
 };
 use tensord_transport::{Identity, Listener, handoff::Passed, identity::IdentityDer};
 use tokio::{
@@ -36,7 +36,9 @@ use crate::{
     devices,
     lease_host::LeaseHost,
     op_record::OpRecord,
-    process_message::{Event, KeptUploads, PassedConnection, ProcessSettings, Report, Start, Task},
+    process_message::{
+        End, Event, KeptUploads, PassedConnection, ProcessSettings, Report, Start, Task,
+    },
     registry::{DETACHED_TIMEOUT, Registry, RegistrySettings, SnapshotStores},
     start::{SWEEP_INTERVAL, watch_devices},
 };
@@ -169,8 +171,8 @@ impl LeaseRun {
         loop {
             tokio::select! {
                 task = channel.recv() => match task? {
-                    Some((Task::End(error), None)) => {
-                        return self.end(&error, served, channel).await;
+                    Some((Task::End(end), None)) => {
+                        return self.end(&end, served, channel).await;
                     }
                     Some((task, file)) => self.on_task(task, file)?,
                     None => return Ok(()),
@@ -240,11 +242,14 @@ impl LeaseRun {
     /// Ends the lease's sessions, and sends the worker the uploads that they leave.
     async fn end(
         mut self,
-        error: &Error,
+        end: &End,
         mut served: JoinSet<()>,
         mut channel: Channel,
     ) -> Result<(), ProcessError> {
-        self.registry.end_all(error);
+        if end.goes_on {
+            self.registry.silence_cohorts();
+        }
+        self.registry.end_all(&end.error);
         self.registry.end_lease(self.lease, &self.grants);
         // The sessions end without a turn of their device.
         self.turns.values().for_each(|turn| turn.close());

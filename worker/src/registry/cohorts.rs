@@ -63,6 +63,12 @@ impl Cohorts {
         cohort
     }
 
+    /// Has no cohort send anything to other workers any more.
+    pub(super) fn silence(&self) {
+        let cohorts = self.cohorts.iter().filter_map(|cohort| cohort.upgrade());
+        cohorts.for_each(|cohort| cohort.silence());
+    }
+
     /// Forgets cohorts without sessions, and fails collectives and transfers that have
     /// exceeded their deadline.
     pub(super) fn tick(&self, now: Instant) {

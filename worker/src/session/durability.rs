@@ -89,17 +89,10 @@ impl Session {
         }
     }
 
-    /// Returns whether the session's lease has no device on another worker, whose sessions would not
-    /// go on from the same cut.
-    fn is_on_one_worker(&self) -> bool {
-        self.cohort.lease_members().others().next().is_none()
-    }
-
     /// Returns whether the session can go on in another process.
     pub(crate) fn is_durable(&self) -> bool {
         self.device_context.snapshots.is_some()
             && self.snapshot_key.is_some()
-            && self.is_on_one_worker()
             && self.device_context.device.has_host_tensors()
     }
 }

@@ -7,8 +7,8 @@ use tensord_proto::{
     ids::{LeaseId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, KeepSnapshots, KeptLease, LeaseGranted,
-        OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
+        LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -88,6 +88,7 @@ impl LeaseHost for Supervisor {
             running.is_suspended = false;
         }
         lock(&self.kept_for_others).forget(lease);
+        lock(&self.restarts).remove(&lease);
     }
 
     fn hold_snapshots(&self, lease: LeaseId) {
@@ -103,6 +104,9 @@ impl LeaseHost for Supervisor {
         let ending = leases.iter().filter(|(_, running)| running.is_suspended);
         let ending = ending.map(|(lease, _)| *lease);
         let held = lock(&self.kept_for_others).held();
+        // The others have ended while the scheduler could not say so.
+        let mut restarts = lock(&self.restarts);
+        restarts.retain(|lease, _| leases.contains_key(lease) || held.contains(lease));
         ending.chain(held).collect()
     }
 
@@ -115,15 +119,25 @@ impl LeaseHost for Supervisor {
         });
         let mut leases: Vec<_> = leases.collect();
         leases.sort_unstable_by_key(|(lease, ..)| *lease);
-        let at_keepers = leases.iter();
-        let at_keepers = at_keepers.filter_map(|(lease, _, keeper)| Some((*lease, (*keeper)?)));
-        let here = self.suspendable_leases(&leases).into_iter();
-        let here = here.map(|lease| (lease, self.settings.worker_id));
-        let kept = at_keepers.chain(here).map(|(lease, worker)| KeptLease {
-            lease_id: lease.0,
-            keeper_id: worker.0,
+        let at_keepers = leases.iter().filter_map(|(lease, _, keeper)| {
+            let keeper = (*keeper)?;
+            Some(KeptLease {
+                lease_id: lease.0,
+                keeper_id: keeper.0,
+                without_room: false,
+            })
         });
-        kept.collect()
+        let here = self.leases_kept_here(&leases).into_iter();
+        at_keepers.chain(here).collect()
+    }
+
+    fn interrupted_leases(&self) -> Vec<InterruptedLease> {
+        let interrupted = lock(&self.interrupted);
+        let interrupted = interrupted.iter().map(|(lease, reason)| InterruptedLease {
+            lease_id: lease.0,
+            reason: reason.clone(),
+        });
+        interrupted.collect()
     }
 
     fn end_all(&self, error: &Error) {
@@ -193,10 +207,10 @@ impl LeaseHost for Supervisor {
 }
 
 impl Supervisor {
-    /// Returns the leases that could go on here after they were suspended: each session has a
-    /// snapshot, and there is room for the snapshots of all these leases together. `leases` has the
-    /// number of live sessions of each lease.
-    fn suspendable_leases(&self, leases: &[(LeaseId, usize, Option<WorkerId>)]) -> Vec<LeaseId> {
+    /// Returns the leases each of whose sessions has a snapshot here, and whether there is room to hold
+    /// the snapshots of all these leases together. `leases` has the number of live sessions of each
+    /// lease.
+    fn leases_kept_here(&self, leases: &[(LeaseId, usize, Option<WorkerId>)]) -> Vec<KeptLease> {
         let snapshots = lock(&self.snapshots);
         let sized = leases.iter().filter_map(|(lease, live_sessions, _)| {
             let (sessions, bytes) = snapshots.size_of(*lease);
@@ -206,10 +220,15 @@ impl Supervisor {
         let sized: Vec<_> = sized.collect();
         drop(snapshots);
         let mut free_bytes = lock(&self.kept_for_others).free_bytes();
-        let fits = |(lease, bytes): (LeaseId, u64)| {
-            free_bytes = free_bytes.checked_sub(bytes)?;
-            Some(lease)
-        };
-        sized.into_iter().filter_map(fits).collect()
+        let kept = sized.into_iter().map(|(lease, bytes)| {
+            let left = free_bytes.checked_sub(bytes);
+            free_bytes = left.unwrap_or(free_bytes);
+            KeptLease {
+                lease_id: lease.0,
+                keeper_id: self.settings.worker_id.0,
+                without_room: left.is_none(),
+            }
+        });
+        kept.collect()
     }
 }

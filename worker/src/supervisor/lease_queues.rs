@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     CONNECTION_QUEUE, TASK_QUEUE, keeper_link::Keeper, keeper_progress::KeeperProgress,
-    kept_uploads::KeptSegment, snapshots::KeptSnapshot,
+    kept_uploads::KeptSegment, restarts::Restarts, snapshots::KeptSnapshot,
 };
 use crate::{
     blobs::shared::Segment,
@@ -74,10 +74,12 @@ pub(super) struct LeaseQueues {
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
     pub(super) first: Vec<QueuedTask>,
+    /// The deaths of the lease's processes here.
+    pub(super) restarts: Restarts,
 }
 
 impl RunningLease {
-    pub(super) fn new(granted: LeaseGranted) -> Self {
+    pub(super) fn new(granted: LeaseGranted, restarts: Restarts) -> Self {
         let (tasks, queued_tasks) = mpsc::channel(TASK_QUEUE);
         let (connections, queued_connections) = mpsc::channel(CONNECTION_QUEUE);
         let (kill, killed) = watch::channel(false);
@@ -99,6 +101,7 @@ impl RunningLease {
             progress: progress.clone(),
             report: report.clone(),
             first: Vec::new(),
+            restarts,
         };
         Self {
             tenant,

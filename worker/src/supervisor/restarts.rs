@@ -43,6 +43,12 @@ impl Restarts {
         }
     }
 
+    /// Records that the lease goes on here after its last move.
+    pub(super) fn moved(self, moves: u64) -> Self {
+        let epoch = Self::after_moves(moves).epoch;
+        Self { epoch, ..self }
+    }
+
     /// Returns a number that is higher than that of all earlier processes of the lease.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch

@@ -24,8 +24,8 @@ use crate::{
 
 impl Supervisor {
     /// Runs a lease until it has ended, in one process after the other.
-    pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: LeaseQueues) {
-        let mut restarts = Restarts::after_moves(queues.granted.epoch);
+    pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: Box<LeaseQueues>) {
+        let mut restarts = std::mem::take(&mut queues.restarts);
         let devices = queues.granted.grants.len();
         let keepers = queues.keeper.clone();
         let progress = queues.progress.clone();
@@ -65,7 +65,7 @@ impl Supervisor {
                 let reason = format!("worker {worker} cannot run the lease: {reason}");
                 error!(%lease, "{reason}");
                 self.forget_process(lease, queues);
-                self.update(|table, _| table.start_failed(lease, &reason));
+                self.update(|table, _| table.stopped(lease, &reason));
                 return false;
             }
         };
@@ -76,6 +76,11 @@ impl Supervisor {
         let mut how = format!("the process of lease {lease} on worker {worker} has ended: {how}");
         if has_died && self.can_restart(lease) {
             match restarts.died(Instant::now(), &ops) {
+                Ok(()) if queues.granted.has_other_workers => {
+                    lock(&self.restarts).insert(lease, std::mem::take(restarts));
+                    self.interrupt(lease, queues, &how);
+                    return false;
+                }
                 Ok(()) => {
                     lock(&self.table).restarted(Instant::now(), lease);
                     warn!(%lease, "{how}; the lease goes on in another process");
@@ -84,10 +89,31 @@ impl Supervisor {
                 Err(reason) => how = format!("{how}; {reason}"),
             }
         }
+        let leases = lock(&self.leases);
+        let is_suspended = leases.get(&lease).is_some_and(|it| it.is_suspended);
+        drop(leases);
+        if is_suspended {
+            lock(&self.restarts).insert(lease, std::mem::take(restarts));
+        }
         self.forget_process(lease, queues);
         info!(%lease, "{how}");
         self.update(|table, now| table.exited(now, lease, &how));
         false
+    }
+
+    /// Has the scheduler learn that a process has died of a lease that has devices of other workers,
+    /// too. The lease then goes on from snapshots on all of them. Those of its sessions here are kept
+    /// until the scheduler ends the lease here.
+    fn interrupt(&self, lease: LeaseId, queues: &LeaseQueues, how: &str) {
+        warn!(%lease, "{how}; the lease waits to go on from its snapshots on all its workers");
+        // Before the report is empty: a heartbeat must not say that there are no snapshots.
+        lock(&self.interrupted).insert(lease, how.to_owned());
+        *lock(&queues.report) = Report::default();
+        self.update(|table, now| {
+            table.restarted(now, lease);
+            table.stopped(lease, how)
+        });
+        self.reports.notify_one();
     }
 
     /// Takes a process for a lease, and makes what it needs.

@@ -10,7 +10,8 @@
 //!   killed. Its devices are *released* when the process has exited.
 //! - When a process dies by itself and its lease does not [go on in another
 //!   one](super::restarts), the lease is *dead*: it is not started again, and the reason is the
-//!   error that its clients get.
+//!   error that its clients get. A dead lease of several workers may go on when the scheduler grants
+//!   it devices again.
 //! - A device whose processes have died [`MAX_DEATHS`] times within [`DEATH_WINDOW`] is out
 //!   of service until a test in a process of its own has passed.
 
@@ -286,8 +287,9 @@ impl LeaseTable {
         }
     }
 
-    /// Records that no process could be started for a lease. That is no fault of its devices.
-    pub(super) fn start_failed(&mut self, lease: LeaseId, reason: &str) -> Vec<Action> {
+    /// Records that a lease has no process, for this reason: none could be started, or the last one has
+    /// died and the lease is to go on elsewhere. That is no fault of its devices.
+    pub(super) fn stopped(&mut self, lease: LeaseId, reason: &str) -> Vec<Action> {
         let Some(state) = self.leases.get_mut(&lease) else {
             return Vec::new();
         };

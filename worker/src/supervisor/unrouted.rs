@@ -70,7 +70,14 @@ impl Supervisor {
         // The table must not stay locked, as a new lease changes it.
         let route = lock(&self.table).route(lease);
         match route {
-            Route::Dead(reason) => return Err(Error::new(ErrorCode::Session, reason)),
+            Route::Dead(reason) => {
+                let code = match lock(&self.interrupted).contains_key(&lease) {
+                    // The client learns from the scheduler where the lease goes on.
+                    true => ErrorCode::Lease,
+                    false => ErrorCode::Session,
+                };
+                return Err(Error::new(code, reason));
+            }
             Route::Closed(reason) => return Err(Error::new(ErrorCode::Draining, reason)),
             Route::Process => {}
             Route::Unknown => self.admit_claims(&claims)?,
@@ -101,6 +108,7 @@ impl Supervisor {
             grants: here.iter().map(grant).collect(),
             tenant: claims.tenant.clone(),
             epoch: claims.epoch,
+            has_other_workers: here.len() < claims.shares.len(),
         });
         Ok(())
     }

@@ -215,7 +215,7 @@ impl Driver {
         self.send(client, convert::granted(request, lease, devices, token))
     }
 
-    /// Sends the client of a lease the lease's devices at another worker, which starts it.
+    /// Sends the client of a lease the devices on which the lease goes on, whose workers start it.
     pub(super) fn send_moved(
         &mut self,
         client: ClientId,
@@ -223,12 +223,14 @@ impl Driver {
         epoch: u64,
         devices: Vec<LeasedDevice>,
     ) -> Option<Event> {
-        let worker = devices.first().map_or("", |device| &device.worker.name);
-        info!(%client, %lease, epoch, "lease goes on at worker {worker}");
+        let mut workers: Vec<_> = devices.iter().map(|it| it.worker.name.as_str()).collect();
+        workers.dedup();
+        let workers = workers.join(", ");
+        info!(%client, %lease, epoch, "lease goes on at {workers}");
         let moved = self.client_entry(audit::EntryKind::Granted, client);
         let moved = moved.lease(lease).devices(devices.len());
         self.audit
-            .record(moved.reason("it moved away from its worker"));
+            .record(moved.reason("it was granted devices to go on"));
         let tenant = self.holders.tenant(client)?;
         self.announce_lease(lease, &devices, tenant, epoch);
         let token = self.sign(client, lease, &devices)?;

@@ -4,7 +4,7 @@ use tensord_proto::{
     ids::LeaseId,
     v1::{DrainedWorker, LeaseInfo, LeaseList, LeasePlace, ResumedLease, SuspendedLease},
 };
-use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice, SuspensionSnapshot};
+use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice, Suspender, SuspensionSnapshot};
 
 use super::Driver;
 
@@ -51,10 +51,14 @@ impl Driver {
     /// # Errors
     ///
     /// Why the lease cannot be suspended.
-    pub(super) fn suspend_lease(&mut self, lease: LeaseId) -> Result<SuspendedLease, String> {
+    pub(super) fn suspend_lease(
+        &mut self,
+        lease: LeaseId,
+        by: Suspender,
+    ) -> Result<SuspendedLease, String> {
         let checked = self.engine.check_suspend(lease);
         checked.map_err(|reason| format!("lease {lease} cannot be suspended: {reason}"))?;
-        self.apply(Event::SuspendLease { lease });
+        self.apply(Event::SuspendLease { lease, by });
         let workers = self.suspension(lease);
         let workers = workers.map_or_else(Vec::new, |suspension| suspension.holders);
         Ok(SuspendedLease { workers })
@@ -65,21 +69,27 @@ impl Driver {
     /// # Errors
     ///
     /// Why the lease cannot be resumed.
-    pub(super) fn resume_lease(&mut self, lease: LeaseId) -> Result<ResumedLease, String> {
-        let checked = self.engine.check_resume(lease);
+    pub(super) fn resume_lease(
+        &mut self,
+        lease: LeaseId,
+        by: Suspender,
+    ) -> Result<ResumedLease, String> {
+        let checked = self.engine.check_resume(lease, by);
         checked.map_err(|reason| format!("lease {lease} cannot be resumed: {reason}"))?;
-        self.apply(Event::ResumeLease { lease });
+        self.apply(Event::ResumeLease { lease, by });
         if let Some(suspension) = self.suspension(lease) {
-            let waits_for = suspension.holders;
             return Ok(ResumedLease {
-                waits_for,
-                ..ResumedLease::default()
+                workers: Vec::new(),
+                waits_for: suspension.holders,
+                needs_all: suspension.needs_all,
             });
         }
         let devices = self.engine.lease(lease).and_then(|lease| lease.devices);
-        let worker = devices.and_then(|devices| Some(devices.first()?.worker.name.clone()));
+        let places = places(&devices.unwrap_or_default());
+        let mut workers: Vec<_> = places.into_iter().map(|place| place.worker).collect();
+        workers.dedup();
         Ok(ResumedLease {
-            worker: worker.unwrap_or_default(),
+            workers,
             ..ResumedLease::default()
         })
     }
@@ -99,9 +109,9 @@ impl Driver {
             move_to,
             ..
         } = lease;
-        let (suspended_at, resumed) = match suspension {
-            Some(suspension) => (suspension.holders, suspension.is_resumed),
-            None => (Vec::new(), false),
+        let (suspended_at, needs_all, resumed) = match suspension {
+            Some(it) => (it.holders, it.needs_all, it.is_resumed),
+            None => (Vec::new(), false, false),
         };
         let auth = owner.and_then(|client| self.holders.auth(client));
         let (move_to, cannot_move) = match move_to {
@@ -120,6 +130,7 @@ impl Driver {
             cannot_move,
             suspended_at,
             resumed,
+            needs_all,
         })
     }
 }

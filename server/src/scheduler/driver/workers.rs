@@ -186,9 +186,13 @@ impl Driver {
                     return self.on_worker_disconnected(worker, id, Some(&error));
                 }
                 let devices = convert::outages(heartbeat.out_of_service);
-                let kept = convert::kept(&heartbeat.kept);
+                let kept = convert::kept(worker, &heartbeat.kept);
                 self.apply(event(worker, id, WorkerEvent::Heartbeat));
                 self.apply(event(worker, id, kept));
+                if !heartbeat.interrupted.is_empty() {
+                    let interrupted = convert::interrupted_leases(&heartbeat.interrupted);
+                    self.apply(event(worker, id, interrupted));
+                }
                 return self.out_of_service(worker, id, devices);
             }
             Some(Body::Released(released)) => {
@@ -310,9 +314,11 @@ impl Driver {
         epoch: u64,
     ) {
         // Devices of one worker are next to each other.
-        for devices in devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker) {
-            if let Some(member) = self.workers.get(&devices[0].device_ref.worker) {
-                let announced = worker_commands::lease_granted(lease, devices, tenant, epoch);
+        for here in devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker) {
+            if let Some(member) = self.workers.get(&here[0].device_ref.worker) {
+                let has_others = here.len() < devices.len();
+                let announced =
+                    worker_commands::lease_granted(lease, here, tenant, epoch, has_others);
                 let _ = member.open.send(announced);
             }
         }

@@ -33,6 +33,7 @@ async fn grant_numbers_rise_across_leases_and_restarts() {
             grants: vec![announced],
             tenant: claims(&lease.token).tenant,
             epoch: 0,
+            has_other_workers: false,
         });
         assert_eq!(worker.recv_any().await.unwrap(), granted);
         client.release(&lease).await;

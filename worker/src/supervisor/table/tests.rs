@@ -121,7 +121,7 @@ fn a_failed_start_does_not_count_against_the_device() {
         let lease = LeaseId(count);
         let started = table.granted(now, lease, &[claim(lease, 0, count)]);
         assert_eq!(started, [Action::Start(lease)]);
-        assert_eq!(table.start_failed(lease, "no memory"), []);
+        assert_eq!(table.stopped(lease, "no memory"), []);
         assert_eq!(table.route(lease), Route::Dead("no memory".into()));
         table.end_lease(now, lease, &[claim(lease, 0, count)]);
     }
@@ -253,7 +253,7 @@ proptest! {
                 Input::StartFails { nth } => {
                     let lease = LeaseId(nth as u64 + 1);
                     if !world.exit(lease) { continue }
-                    table.start_failed(lease, "no memory")
+                    table.stopped(lease, "no memory")
                 }
                 Input::Probed { device, passes } => {
                     if world.users.get(&device) != Some(&Err(Probing)) { continue }

@@ -1,0 +1,364 @@
+//! Durable leases with devices of several workers: a process of one dies, or an administrator suspends
+//! them.
+
+use super::durable::*;
+use super::suspension::*;
+use super::*;
+use crate::CannotMove;
+
+/// Lease 10 of client 1 has two devices of worker 1 and one of worker 2, which have its snapshots.
+fn on_two_workers() -> Vec<Step> {
+    let devices = [(1, 0, exact(16)), (1, 1, exact(16)), (2, 0, exact(16))];
+    vec![
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, join(2, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (
+            1,
+            request_durable_of(3, 1, 1),
+            vec![granted(1, 1, &devices)],
+        ),
+        (1, restorable(1, 10, true), vec![]),
+        (2, kept(1, &[(10, 1)]), vec![]),
+        (2, kept(2, &[(10, 2)]), vec![]),
+    ]
+}
+
+fn interrupted_at(worker_id: u64) -> Event {
+    let leases = vec![(LeaseId(10), format!("w{worker_id} died"))];
+    worker(worker_id, WorkerEvent::Interrupted { leases })
+}
+
+fn died(worker: u64) -> EndReason {
+    EndReason::ProcessDied {
+        how: format!("w{worker} died"),
+    }
+}
+
+fn waits_after_death(worker: u64, workers: &[&str]) -> Command {
+    Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: workers.iter().map(ToString::to_string).collect(),
+        cause: Some(died(worker)),
+    }
+}
+
+/// The lease has moved to these devices, each with its worker, index and GiB.
+fn moved_to_several(epoch: u64, devices: &[(u64, u32, u64)]) -> Command {
+    let leased = |&(worker, index, gib): &(u64, u32, u64)| LeasedDevice {
+        device_ref: device_ref(worker, index),
+        grant: GrantNumber::ZERO,
+        device: exact(gib),
+        worker: endpoint(worker),
+    };
+    Command::Moved {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        epoch,
+        devices: devices.iter().map(leased).collect(),
+    }
+}
+
+/// The lease has moved to where it was.
+fn moved_back(epoch: u64) -> Command {
+    moved_to_several(epoch, &[(1, 0, 16), (1, 1, 16), (2, 0, 16)])
+}
+
+/// Process of worker 2 has died, and both workers end the lease and keep its snapshots.
+fn interrupted_at_2() -> Vec<Step> {
+    let mut steps = on_two_workers();
+    steps.push((
+        3,
+        interrupted_at(2),
+        vec![
+            end_and_keep(1, 10),
+            end_and_keep(2, 10),
+            waits_after_death(2, &["w1", "w2"]),
+        ],
+    ));
+    steps
+}
+
+#[test]
+fn lease_goes_on_when_all_its_workers_have_released_it() {
+    let released = [
+        (4, released(2, 10), vec![]),
+        // The worker's report may come once more.
+        (4, interrupted_at(2), vec![]),
+        (5, released(1, 10), vec![moved_back(1)]),
+    ];
+    let engine = check(interrupted_at_2().into_iter().chain(released));
+    assert_eq!(engine.lease(LeaseId(10)).unwrap().epoch, 1);
+}
+
+#[test]
+fn lease_goes_on_again_and_again() {
+    let again = [
+        (4, released(2, 10), vec![]),
+        (5, released(1, 10), vec![moved_back(1)]),
+        (6, kept(1, &[(10, 1)]), vec![]),
+        (
+            7,
+            // A worker whose process has died has the snapshots.
+            interrupted_at(2),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                waits_after_death(2, &["w1", "w2"]),
+            ],
+        ),
+        (8, released(1, 10), vec![]),
+        (9, released(2, 10), vec![moved_back(2)]),
+    ];
+    check(interrupted_at_2().into_iter().chain(again));
+}
+
+#[test]
+fn other_requests_do_not_get_its_devices_meanwhile() {
+    let devices = [(1, 0, exact(16))];
+    let other = [
+        (4, attach(2), vec![]),
+        (4, request(2, 2, 1), vec![queued(2, 2, 1)]),
+        (5, released(1, 10), vec![]),
+        (6, released(2, 10), vec![moved_back(1)]),
+        (7, release(1, 10), vec![end_lease(1, 10), end_lease(2, 10)]),
+        (8, released(1, 10), vec![granted(2, 2, &devices)]),
+    ];
+    check(interrupted_at_2().into_iter().chain(other));
+}
+
+#[test]
+fn lease_goes_on_when_another_worker_has_its_snapshots_soon() {
+    let lacks_one = [
+        (2, kept(1, &[]), vec![]),
+        (3, interrupted_at(2), vec![]),
+        // A report that is older than the death.
+        (4, kept(1, &[]), vec![]),
+        (1003, interrupted_at(2), vec![]),
+        (1004, kept(1, &[(10, 1)]), vec![]),
+        (
+            2003,
+            interrupted_at(2),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                waits_after_death(2, &["w1", "w2"]),
+            ],
+        ),
+    ];
+    check(on_two_workers().into_iter().chain(lacks_one));
+}
+
+#[test]
+fn lease_ends_without_the_snapshots_of_another_worker() {
+    let not_restored = EndReason::NotRestored {
+        how: "w2 died".into(),
+        why: CannotMove::NoHolder,
+    };
+    let lacks_one = [
+        (2, kept(1, &[]), vec![]),
+        (3, interrupted_at(2), vec![]),
+        (2003, kept(1, &[]), vec![]),
+        (
+            3003,
+            interrupted_at(2),
+            vec![
+                end_lease(1, 10),
+                end_lease(2, 10),
+                ended(1, 10, not_restored),
+            ],
+        ),
+    ];
+    check(on_two_workers().into_iter().chain(lacks_one));
+}
+
+#[test]
+fn lease_of_workers_with_different_memory_goes_on() {
+    let devices = [(1, 0, exact(16)), (2, 0, exact(15))];
+    let moved = moved_to_several(1, &[(1, 0, 16), (2, 0, 15)]);
+    check([
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, join(2, &[exact(15)]), vec![]),
+        (0, attach(1), vec![]),
+        (
+            1,
+            request_durable_of(2, 1, 1),
+            vec![granted(1, 1, &devices)],
+        ),
+        (1, restorable(1, 10, true), vec![]),
+        (2, kept(1, &[(10, 1)]), vec![]),
+        (3, kept(2, &[(10, 2)]), vec![]),
+        (
+            4,
+            interrupted_at(1),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                waits_after_death(1, &["w1", "w2"]),
+            ],
+        ),
+        (5, released(1, 10), vec![]),
+        (6, released(2, 10), vec![moved]),
+    ]);
+}
+
+#[test]
+fn interrupted_lease_goes_on_before_one_that_was_resumed_earlier() {
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, join(2, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (0, attach(2), vec![]),
+        (
+            1,
+            request_durable(2, 2),
+            vec![granted_exact(2, 2, 1, 0), keep(20, 1, 2)],
+        ),
+        (1, restorable(2, 20, true), vec![]),
+        (2, kept(1, &[(20, 1)]), vec![]),
+        (
+            3,
+            suspend(20),
+            vec![end_and_keep(1, 20), drop_snapshots(2, 20), suspended(2, 20)],
+        ),
+        (4, released(1, 20), vec![]),
+        (
+            5,
+            request_durable_of(2, 1, 1),
+            vec![granted(1, 1, &[(1, 0, exact(16)), (2, 0, exact(16))])],
+        ),
+        (5, restorable(1, 10, true), vec![]),
+        (6, kept(1, &[(10, 1)]), vec![]),
+        (6, kept(2, &[(10, 2)]), vec![]),
+        (7, resume(20), vec![waits_for(2, 20, &[1])]),
+        (
+            8,
+            interrupted_at(2),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                waits_after_death(2, &["w1", "w2"]),
+            ],
+        ),
+        (9, released(1, 10), vec![]),
+        (
+            10,
+            released(2, 10),
+            vec![moved_to_several(1, &[(1, 0, 16), (2, 0, 16)])],
+        ),
+    ];
+    check(steps);
+}
+
+#[test]
+fn lease_waits_for_a_worker_that_has_to_report_its_snapshots() {
+    let back = join_holding(1, &[exact(16), exact(16)], &[(10, 0), (10, 1)]);
+    let reconnected = [
+        (2, worker_disconnected(1), vec![]),
+        (3, interrupted_at(2), vec![]),
+        (4, back, vec![]),
+        (5, interrupted_at(2), vec![]),
+        (6, kept(1, &[(10, 1)]), vec![]),
+        (
+            7,
+            interrupted_at(2),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                waits_after_death(2, &["w1", "w2"]),
+            ],
+        ),
+    ];
+    check(on_two_workers().into_iter().chain(reconnected));
+}
+
+#[test]
+fn lease_ends_if_a_worker_with_its_snapshots_is_lost_meanwhile() {
+    let gone = EndReason::SnapshotsLost {
+        worker: WorkerId(1),
+        name: "w1".into(),
+    };
+    let lost = [
+        (4, released(2, 10), vec![]),
+        (
+            5,
+            worker_left(1),
+            vec![drop_snapshots(2, 10), ended(1, 10, gone)],
+        ),
+    ];
+    check(interrupted_at_2().into_iter().chain(lost));
+}
+
+#[test]
+fn client_that_was_away_learns_where_its_lease_goes_on() {
+    let away = [
+        (2, client_disconnected(1), vec![]),
+        (
+            3,
+            interrupted_at(1),
+            vec![end_and_keep(1, 10), end_and_keep(2, 10)],
+        ),
+        (4, released(1, 10), vec![]),
+        (5, released(2, 10), vec![]),
+        (
+            6,
+            attach_claiming(1, &[(10, &[(1, 0), (1, 1), (2, 0)])]),
+            vec![moved_back(1)],
+        ),
+    ];
+    check(on_two_workers().into_iter().chain(away));
+}
+
+#[test]
+fn lease_is_suspended_on_all_its_workers() {
+    let turns = [
+        (
+            3,
+            suspend(10),
+            vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)],
+        ),
+        (4, released(1, 10), vec![]),
+        (5, released(2, 10), vec![]),
+        (6, resume(10), vec![moved_back(1)]),
+    ];
+    check(on_two_workers().into_iter().chain(turns));
+}
+
+#[test]
+fn resumed_lease_waits_for_devices_of_all_its_workers() {
+    let other = [(2, 0, exact(16))];
+    let turns = [
+        (
+            3,
+            suspend(10),
+            vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)],
+        ),
+        (4, released(2, 10), vec![]),
+        (4, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted(2, 2, &other)]),
+        (5, released(1, 10), vec![]),
+        (6, resume(10), vec![waits_for(1, 10, &[1, 2])]),
+        (7, release(2, 20), vec![end_lease(2, 20)]),
+        (8, released(2, 20), vec![moved_back(1)]),
+    ];
+    check(on_two_workers().into_iter().chain(turns));
+}
+
+#[test]
+fn lease_is_not_suspended_without_all_its_snapshots() {
+    let engine = check(on_two_workers());
+    assert_eq!(engine.check_suspend(LeaseId(10)), Ok(()));
+    assert_eq!(
+        engine.check_move(LeaseId(10)),
+        Err(CannotMove::SeveralWorkers)
+    );
+    let lacks_one = [(3, kept(2, &[]), vec![])];
+    let engine = check(on_two_workers().into_iter().chain(lacks_one));
+    assert_eq!(engine.check_suspend(LeaseId(10)), Err(CannotMove::NoHolder));
+    let engine = check(interrupted_at_2());
+    assert_eq!(
+        engine.check_suspend(LeaseId(10)),
+        Err(CannotMove::Interrupted)
+    );
+}
