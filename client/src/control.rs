@@ -21,9 +21,9 @@ use tensord_proto::{
     ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ClientHello, Error, ErrorCode, Granted, Interrupted, LeaseRequest, Moved,
-        PoolMessage, ReleaseLease, Renewed, Restorable, Suspended, WorkerUnreachable,
-        client_message, pool_message,
+        CancelRequest, ChangeStanding, ClientHello, Error, ErrorCode, Granted, Interrupted,
+        LeaseRequest, Moved, PoolMessage, ReleaseLease, Renewed, Restorable, Suspended,
+        WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
@@ -41,7 +41,10 @@ use self::{
     stream::{ControlStream, StreamEnd, authorised, connect, leave, message},
     withdrawals::Withdrawals,
 };
-use crate::{error::ConnectError, session::UnreachableLeases};
+use crate::{
+    error::{ConnectError, StandingError},
+    session::UnreachableLeases,
+};
 
 /// Limit for one attempt to connect to the scheduler, with its reply to the hello.
 const DEADLINE: Duration = Duration::from_millis(3500);
@@ -72,6 +75,19 @@ pub(crate) struct RequestReplies {
     pub(crate) outcome: oneshot::Sender<RequestOutcome>,
 }
 
+/// A request of the program to the control task.
+pub(crate) enum Call {
+    Lease(LeaseCall),
+    Standing(StandingCall),
+}
+
+/// A request to suspend a lease, or to resume it.
+pub(crate) struct StandingCall {
+    pub(crate) change: ChangeStanding,
+    /// Receives the pool's reason if it refuses.
+    pub(crate) outcome: oneshot::Sender<Result<(), StandingError>>,
+}
+
 /// What becomes of a request for a lease.
 pub(crate) enum RequestOutcome {
     Granted(Granted, LeaseWatch),
@@ -92,10 +108,12 @@ struct Control {
     url: PoolUrl,
     /// The credential. This client's id is a part of its hash.
     credential: ClientCredential,
-    requests: mpsc::Receiver<LeaseCall>,
+    requests: mpsc::Receiver<Call>,
     withdrawals: Arc<Withdrawals>,
     unreachable: Arc<UnreachableLeases>,
     pending: HashMap<RequestId, LeaseCall>,
+    /// The requests to suspend or resume leases that were sent on the present stream.
+    standing_calls: HashMap<RequestId, StandingCall>,
     leases: HashMap<LeaseId, HeldLease>,
 }
 
@@ -103,7 +121,7 @@ impl Control {
     fn new(
         url: PoolUrl,
         credential: ClientCredential,
-        requests: mpsc::Receiver<LeaseCall>,
+        requests: mpsc::Receiver<Call>,
         withdrawals: Arc<Withdrawals>,
     ) -> Self {
         Self {
@@ -113,6 +131,7 @@ impl Control {
             withdrawals,
             unreachable: Arc::default(),
             pending: HashMap::new(),
+            standing_calls: HashMap::new(),
             leases: HashMap::new(),
         }
     }
@@ -139,6 +158,10 @@ impl Control {
                     );
                     let leases = self.leases.values();
                     leases.for_each(|held_lease| held_lease.watch.pool_lost());
+                    for (_, call) in self.standing_calls.drain() {
+                        // An error means that the caller does not wait any more.
+                        let _ = call.outcome.send(Err(StandingError::ConnectionLost));
+                    }
                 }
             }
             stream = loop {
@@ -270,12 +293,12 @@ impl Control {
                     Ok(Err(status)) => return StreamEnd::Lost(sanitize(status.message(), MESSAGE_CHARS).to_string()),
                     Err(_) => return StreamEnd::Lost(format!("the pool sent nothing for {SILENCE:?}")),
                 },
-                lease_call = self.requests.recv() => {
-                    let Some(lease_call) = lease_call else {
+                call = self.requests.recv() => {
+                    let Some(call) = call else {
                         leave(stream).await;
                         return StreamEnd::Left;
                     };
-                    if let Some(body) = self.on_lease_call(lease_call)
+                    if let Some(body) = self.on_call(call)
                         && let Err(lost) = stream.send(body).await
                     {
                         return lost;
@@ -284,6 +307,21 @@ impl Control {
                 () = self.withdrawals.added() => {}
                 () = self.unreachable.added() => {}
                 () = sleep(RESTORABLE_CHECK), if !self.leases.is_empty() => {}
+            }
+        }
+    }
+
+    /// Makes a request pending. Returns the message to send for it, if there is one.
+    fn on_call(&mut self, call: Call) -> Option<client_message::Body> {
+        match call {
+            Call::Lease(call) => self.on_lease_call(call),
+            Call::Standing(call) => {
+                let change = call.change;
+                self.standing_calls
+                    .retain(|_, call| !call.outcome.is_closed());
+                self.standing_calls
+                    .insert(RequestId(change.request_id), call);
+                Some(client_message::Body::ChangeStanding(change))
             }
         }
     }
@@ -338,9 +376,12 @@ impl Control {
             }
             tokio::select! {
                 () = &mut pause => return false,
-                lease_call = self.requests.recv() => match lease_call {
-                    // The next hello is followed by all pending requests.
-                    Some(lease_call) => drop(self.on_lease_call(lease_call)),
+                call = self.requests.recv() => match call {
+                    // The next hello is followed by all pending requests for leases.
+                    Some(Call::Lease(call)) => drop(self.on_lease_call(call)),
+                    Some(Call::Standing(call)) => {
+                        let _ = call.outcome.send(Err(StandingError::ConnectionLost));
+                    }
                     None => return true,
                 },
                 () = self.withdrawals.added() => {}
@@ -360,6 +401,12 @@ impl Control {
             Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
             Some(pool_message::Body::Interrupted(interrupted)) => self.interrupted(interrupted),
             Some(pool_message::Body::Suspended(suspended)) => self.suspended(&suspended),
+            Some(pool_message::Body::StandingChanged(changed)) => {
+                if let Some(call) = self.standing_calls.remove(&RequestId(changed.request_id)) {
+                    let refused = changed.error.map(StandingError::refused);
+                    let _ = call.outcome.send(refused.map_or(Ok(()), Err));
+                }
+            }
             Some(pool_message::Body::Moved(moved)) => self.moved(&moved),
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {

@@ -164,6 +164,46 @@ impl LeaseError {
     }
 }
 
+/// Why a lease was not suspended or resumed.
+///
+/// ```no_run
+/// use tensord_client::{LeaseRequest, Pool, StandingError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+/// match lease.suspend() {
+///     Ok(()) => println!("others can use the device"),
+///     Err(StandingError::Refused { reason }) => println!("not now: {reason}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StandingError {
+    /// The pool refused.
+    #[error("{reason}")]
+    Refused {
+        /// The pool's reason, which names the lease.
+        reason: String,
+    },
+    /// The connection to the pool was lost before the pool replied, or was lost before. Whether the
+    /// lease was suspended or resumed is not known.
+    #[error("the pool did not reply; whether the lease was suspended or resumed is not known")]
+    ConnectionLost,
+    /// The pool's client is shutting down.
+    #[error("the connection to the pool is closed")]
+    Closed,
+}
+
+impl StandingError {
+    /// Returns the error for a request that the pool refused with `error`.
+    pub(crate) fn refused(error: v1::Error) -> Self {
+        let reason = sanitize(&error.message, MESSAGE_CHARS).to_string();
+        Self::Refused { reason }
+    }
+}
+
 /// Why a pool refused a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -48,7 +48,7 @@ pub mod testing;
 pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},
     custom::{CustomOp, CustomOutputs},
-    error::{ConnectError, LeaseError, RefusalKind},
+    error::{ConnectError, LeaseError, RefusalKind, StandingError},
     lease::{
         DeviceFingerprint, Durability, Lease, LeaseEvent, LeaseRequest, LeasedDevice, Traffic,
     },

@@ -12,19 +12,24 @@ use std::{
 use tensord_proto::{
     credential::ClientCredential,
     ids::{LeaseId, RequestId},
+    v1::ChangeStanding,
 };
 use tensord_transport::PoolUrl;
 use tokio::{
     runtime::{Builder, Handle, Runtime},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{Timeout, timeout},
 };
 
-use super::{Control, LeaseCall, withdrawals::Withdrawals};
-use crate::error::{ConnectError, LeaseError};
+use super::{Call, Control, LeaseCall, StandingCall, withdrawals::Withdrawals};
+use crate::error::{ConnectError, LeaseError, StandingError};
 
 /// How long a pool may take to accept a new client, or to send its status.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How long a pool may take to suspend or resume a lease. The pool replies at once; the stream may
+/// have been lost, which the control task notices within this time.
+const STANDING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long leaving may take. After that, the pool notices by itself that the client is gone.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,7 +45,7 @@ const REQUEST_QUEUE: usize = 64;
 pub(crate) struct ControlHandle {
     pub(crate) url: PoolUrl,
     pub(crate) runtime_handle: Handle,
-    requests: mpsc::Sender<LeaseCall>,
+    requests: mpsc::Sender<Call>,
     withdrawals: Arc<Withdrawals>,
     next_request: AtomicU64,
     /// Taken when dropped.
@@ -97,8 +102,34 @@ impl ControlHandle {
     ///
     /// When the client is shutting down.
     pub(crate) async fn request(&self, lease_call: LeaseCall) -> Result<(), LeaseError> {
-        let sent = self.requests.send(lease_call).await;
+        let sent = self.requests.send(Call::Lease(lease_call)).await;
         sent.map_err(|_| LeaseError::Closed)
+    }
+
+    /// Suspends a lease, or resumes it, and waits for the pool's reply.
+    ///
+    /// # Errors
+    ///
+    /// The pool's reason, or that it did not reply.
+    pub(crate) async fn change_standing(
+        &self,
+        lease: LeaseId,
+        suspend: bool,
+    ) -> Result<(), StandingError> {
+        let change = ChangeStanding {
+            request_id: self.new_request().0,
+            lease_id: lease.0,
+            suspend,
+        };
+        let (outcome, changed) = oneshot::channel();
+        let call = Call::Standing(StandingCall { change, outcome });
+        let changing = async {
+            let sent = self.requests.send(call).await;
+            sent.map_err(|_| StandingError::Closed)?;
+            changed.await.unwrap_or(Err(StandingError::Closed))
+        };
+        let changed = self.timeout(STANDING_DEADLINE, changing).await;
+        changed.unwrap_or(Err(StandingError::ConnectionLost))
     }
 
     /// Cancels a request, even if it is still in the queue.

@@ -24,8 +24,8 @@ pub enum LeaseEvent {
         /// What has happened, and what the lease waits for.
         reason: String,
     },
-    /// An administrator has suspended the lease: it has no devices, and keeps its state. Ops and reads
-    /// wait until it is resumed.
+    /// The lease was suspended, by an administrator or by [`Lease::suspend`](crate::Lease::suspend): it
+    /// has no devices, and keeps its state. Ops and reads wait until it is resumed.
     Suspended,
     /// The lease moves to a worker that has its snapshots: another one, or the one where it was.
     Moving {

@@ -291,6 +291,8 @@ pub(super) fn client_event(
         Some(Body::Release(release)) => Ok(ClientEvent::Release {
             lease: LeaseId(release.lease_id),
         }),
+        // The driver handles it.
+        Some(Body::ChangeStanding(_)) => protocol_error("the client sent a message out of place"),
         Some(Body::Hello(_)) => protocol_error("the client sent a second hello on the same stream"),
         None => protocol_error("the client sent an empty or unknown message"),
     }
@@ -471,6 +473,16 @@ pub(super) fn suspended(
         lease_id: lease.0,
         waits_for,
         cause: cause.map(ToString::to_string).unwrap_or_default(),
+    }))
+}
+
+/// Builds the reply to a client's request to suspend or resume a lease. `refused` is why that is not
+/// possible.
+pub(super) fn standing_changed(request_id: u64, refused: Option<String>) -> PoolMessage {
+    let error = refused.map(|reason| Error::new(ErrorCode::Lease, reason));
+    pool_message(pool_message::Body::StandingChanged(v1::StandingChanged {
+        request_id,
+        error,
     }))
 }
 

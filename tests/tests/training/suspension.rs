@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::mpsc::channel, thread::scope};
 
 use burn::tensor::Device;
-use tensord_client::{LeaseEvent, LeaseRequest, Pool};
+use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, StandingError};
 use tensord_testkit::{
     administrator::Administrator,
     cluster::Cluster,
@@ -127,4 +127,43 @@ fn programs_that_end_take_their_suspended_leases_with_them() {
         cluster.workers[0].snapshots_bytes().is_empty()
     });
     assert_eq!(administrator.command(&["resume", &id]), None, "it is over");
+}
+
+#[test]
+fn program_suspends_its_lease_and_resumes_it() {
+    const STEPS: usize = 20;
+    let cluster = Cluster::start(&["flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), STEPS, |_| {}).unwrap();
+    let administrator = Administrator::of(&cluster);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let refusal = |changed: Result<(), StandingError>| changed.unwrap_err().to_string();
+    let error = refusal(lease.resume());
+    assert!(error.ends_with("it is not suspended"), "{error}");
+    let ours = losses::<Mlp>(&lease.devices()[0], STEPS, |step| match step {
+        5 => {
+            administrator.wait("a snapshot", || lease.suspend().is_ok());
+            let error = refusal(lease.suspend());
+            assert!(error.ends_with("it is suspended"), "{error}");
+            let other = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+            drop(other);
+            lease.resume().unwrap();
+        }
+        10 => {
+            administrator.suspend_running();
+            let error = refusal(lease.resume());
+            assert!(
+                error.ends_with("an administrator has suspended it"),
+                "{error}"
+            );
+            administrator.resume_suspended();
+        }
+        _ => {}
+    });
+    assert_eq!(ours.unwrap(), undisturbed, "{}", cluster.logs());
+    drop(lease);
+    let request = LeaseRequest::devices(1).durable(Durability::Off);
+    let lease = pool.lease(request).unwrap();
+    let error = refusal(lease.suspend());
+    assert!(error.contains("as its program requested"), "{error}");
 }

@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId},
-    v1::{ClientMessage, Error, ErrorCode, PoolMessage},
+    v1::{ChangeStanding, ClientMessage, Error, ErrorCode, PoolMessage, client_message},
 };
-use tensord_scheduler::{ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId};
+use tensord_scheduler::{
+    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId, Suspender,
+};
 use tracing::{debug, info};
 
 use super::{Driver, Input, MAX_STREAMS, Peer};
@@ -86,6 +88,9 @@ impl Driver {
         if self.clients.get(&client).is_none_or(|open| open.id != id) {
             return; // The message is from a stream that was cut off or replaced.
         }
+        if let Some(client_message::Body::ChangeStanding(change)) = message.body {
+            return self.change_standing(client, &change);
+        }
         let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
             Ok(ClientEvent::Request { request, .. }) if self.lease_refusal(client).is_some() => {
@@ -98,6 +103,22 @@ impl Driver {
                 self.apply(event(client, id, message));
             }
             Err(error) => self.on_client_disconnected(client, id, Some(&error)),
+        }
+    }
+
+    /// Suspends or resumes a lease of a client, and replies.
+    fn change_standing(&mut self, client: ClientId, change: &ChangeStanding) {
+        let lease = LeaseId(change.lease_id);
+        let owner = self.engine.lease(lease).and_then(|lease| lease.owner);
+        let changed = match (owner == Some(client), change.suspend) {
+            (false, _) => Err("this client has no such lease".into()),
+            (true, true) => self.suspend_lease(lease, Suspender::Client).map(drop),
+            (true, false) => self.resume_lease(lease, Suspender::Client).map(drop),
+        };
+        debug!(%client, %lease, suspend = change.suspend, "client changes the lease: {changed:?}");
+        let reply = convert::standing_changed(change.request_id, changed.err());
+        if let Some(gone) = self.send(client, reply) {
+            self.apply(gone);
         }
     }
 
