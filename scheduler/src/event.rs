@@ -278,7 +278,7 @@ pub struct GrantedDevice {
 }
 
 /// One device of the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceRef {
     /// The worker that offers the device.
     pub worker: WorkerId,

@@ -7,8 +7,10 @@
 //! Neither is set while the lease is in normal use.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -23,9 +25,10 @@ pub(crate) struct Lease {
     /// The client that holds the lease; `None` if a worker reported the lease and no client
     /// has claimed it yet.
     pub(crate) owner: Option<ClientId>,
-    /// All devices of the lease, including those of workers that have yet to join, each
-    /// with the grant by which the lease has it. Empty while the lease is suspended.
-    pub(crate) lease_devices: BTreeMap<DeviceRef, GrantNumber>,
+    /// All devices of the lease in the order of its ranks, including those of workers that have yet
+    /// to join, each with the grant by which the lease has it. Those of one worker are next to each
+    /// other. Empty while the lease is suspended.
+    pub(crate) lease_devices: IndexMap<DeviceRef, GrantNumber>,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
     /// The time at which the lease ends unless all its workers have joined, or it has moved to
@@ -144,6 +147,17 @@ impl Lease {
         lease
     }
 
+    /// Sets the devices. Returns those that the lease has no more.
+    pub(crate) fn set_devices(
+        &mut self,
+        lease_devices: &[GrantedDevice],
+    ) -> IndexMap<DeviceRef, GrantNumber> {
+        let mut dropped = mem::take(&mut self.lease_devices);
+        self.add(lease_devices);
+        dropped.retain(|device_ref, _| !self.lease_devices.contains_key(device_ref));
+        dropped
+    }
+
     /// Adds devices, and updates the grants of devices that the lease has already.
     pub(crate) fn add(&mut self, lease_devices: &[GrantedDevice]) {
         let lease_devices = lease_devices
@@ -189,9 +203,9 @@ impl Lease {
         self.kept_at.get(&worker).is_some_and(|kept| *kept >= least)
     }
 
-    /// Returns the lease's devices on each worker.
-    pub(crate) fn devices_by_worker(&self) -> BTreeMap<WorkerId, Vec<DeviceRef>> {
-        let mut devices = BTreeMap::<_, Vec<_>>::new();
+    /// Returns the lease's devices on each worker, in the order of its ranks.
+    pub(crate) fn devices_by_worker(&self) -> IndexMap<WorkerId, Vec<DeviceRef>> {
+        let mut devices = IndexMap::<_, Vec<_>>::new();
         for device_ref in self.lease_devices.keys() {
             devices
                 .entry(device_ref.worker)

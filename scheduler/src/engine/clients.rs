@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use indexmap::IndexMap;
+use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
@@ -95,8 +97,8 @@ impl Engine {
                 lease.owner = Some(client);
                 lease.expires_at = None;
                 (lease.is_durable, lease.epoch) = (is_durable, epoch);
-                lease.add(&lease_devices);
-                self.end_unclaimed(id, &lease_devices);
+                let unclaimed = lease.set_devices(&lease_devices);
+                self.end_unclaimed(id, unclaimed);
                 self.reserve(id);
             }
             None if may_adopt => {
@@ -110,18 +112,8 @@ impl Engine {
 
     /// Ends a lease on the devices that its client does not claim: a worker has reported them that
     /// was lost before the lease moved to another one.
-    fn end_unclaimed(&mut self, id: LeaseId, claimed: &[GrantedDevice]) {
-        let Some(lease) = self.leases.get_mut(id) else {
-            return;
-        };
-        let is_claimed = |device_ref: &DeviceRef| {
-            let mut claimed = claimed.iter();
-            claimed.any(|granted| granted.device_ref == *device_ref)
-        };
-        let unclaimed = lease
-            .lease_devices
-            .extract_if(.., |device_ref, _| !is_claimed(device_ref));
-        for (DeviceRef { worker, index }, grant) in unclaimed.collect::<Vec<_>>() {
+    fn end_unclaimed(&mut self, id: LeaseId, unclaimed: IndexMap<DeviceRef, GrantNumber>) {
+        for (DeviceRef { worker, index }, grant) in unclaimed {
             let grants = vec![DeviceGrant { index, grant }];
             self.pool.end(worker, id, &grants);
             if self.pool.is_connected(worker) {
