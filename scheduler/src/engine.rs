@@ -195,7 +195,8 @@ impl Engine {
             return;
         };
         self.end_grants(id, lease.grants());
-        for keeper in lease.keeper.into_iter().chain(lease.holders()) {
+        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
+        for keeper in keepers.chain(lease.holders()) {
             self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {

@@ -37,14 +37,8 @@ pub(crate) struct Lease {
     /// Whether the lease goes on from snapshots if a process of it dies, or at its keeper if its worker
     /// is lost.
     pub(crate) is_durable: bool,
-    /// The other worker that keeps the snapshots of the lease's sessions.
-    pub(crate) keeper: Option<WorkerId>,
-    /// Whether the lease's worker and the keeper know each other, by commands on their current
-    /// streams.
-    pub(crate) is_keeper_announced: bool,
-    /// Whether the keeper has the snapshots from which the lease would go on, as its worker has
-    /// reported.
-    pub(crate) is_kept: bool,
+    /// Who keeps the snapshots of the sessions on each of the lease's workers.
+    pub(crate) keepers: BTreeMap<WorkerId, Keeper>,
     /// What each of the lease's own workers has reported of the snapshots of its sessions, on its
     /// current stream.
     pub(crate) kept_at: BTreeMap<WorkerId, KeptHere>,
@@ -57,8 +51,6 @@ pub(crate) struct Lease {
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
     pub(crate) unreachable: Option<Unreachable>,
-    /// What devices must be like for the lease to go on there, if it may move.
-    pub(crate) requirement: Option<Requirement>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
     pub(crate) standing: Standing,
@@ -84,6 +76,19 @@ pub(crate) enum Standing {
         since: Timestamp,
         cause: Option<EndReason>,
     },
+}
+
+/// The other worker that keeps the snapshots of the sessions on one worker of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keeper {
+    pub(crate) worker: WorkerId,
+    /// What devices must be like for these sessions to go on there.
+    pub(crate) requirement: Requirement,
+    /// Whether it and the lease's worker know each other, by commands on their current streams.
+    pub(crate) is_announced: bool,
+    /// Whether it has the snapshots from which the sessions would go on, as the lease's worker has
+    /// reported.
+    pub(crate) is_kept: bool,
 }
 
 /// What a worker of a lease has of the snapshots of its sessions.
@@ -192,10 +197,15 @@ impl Lease {
         lease_devices.map(grant).collect()
     }
 
+    /// Returns the keeper of a lease that has all its devices on one worker, if it has a keeper.
+    pub(crate) fn only_keeper(&self) -> Option<&Keeper> {
+        self.keepers.get(&self.only_worker()?)
+    }
+
     /// Returns whether the lease could go on elsewhere although its worker is there: the keeper has
     /// what the client needs, and the client has the rest.
     pub(crate) fn is_movable(&self) -> bool {
-        self.is_kept && self.is_restorable
+        self.is_restorable && self.only_keeper().is_some_and(|keeper| keeper.is_kept)
     }
 
     /// Returns whether a worker of the lease has the snapshots of its sessions, or more.
@@ -254,8 +264,12 @@ impl Lease {
 
     /// Returns whether the lease may go on at `device`: any, unless the lease is lost.
     pub(crate) fn may_resume_at(&self, device: Option<&DeviceSpec>) -> bool {
-        let requirement = self.requirement.filter(|_| self.lost().is_some());
-        requirement.is_none_or(|it| device.is_some_and(|device| it.accepts_back(device)))
+        let keeper = self.only_keeper().filter(|_| self.lost().is_some());
+        let accepts_back = |keeper: &Keeper| {
+            let requirement = keeper.requirement;
+            device.is_some_and(|device| requirement.accepts_back(device))
+        };
+        keeper.is_none_or(accepts_back)
     }
 
     /// Returns the earlier of the two deadlines.

@@ -12,7 +12,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
-use crate::lease::Standing;
+use crate::lease::{Keeper, Standing};
 use crate::pool::Worker;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -25,8 +25,9 @@ impl Engine {
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
-            if lease.keeper == Some(worker) {
-                (lease.keeper, lease.is_kept) = (None, false);
+            let keepers = lease.keepers.len();
+            lease.keepers.retain(|_, keeper| keeper.worker != worker);
+            if lease.keepers.len() < keepers {
                 over.extend(lease.lost().map(|lost| (id, lost.clone())));
             }
         }
@@ -39,11 +40,11 @@ impl Engine {
     /// report again what they have.
     pub(super) fn forget_announced(&mut self, worker: WorkerId) {
         for (_, lease) in self.leases.iter_mut() {
-            let is_source = lease.workers().contains(&worker);
-            if is_source || lease.keeper == Some(worker) {
-                lease.is_keeper_announced = false;
+            for (source, keeper) in &mut lease.keepers {
+                let is_source = *source == worker;
+                keeper.is_announced &= !is_source && keeper.worker != worker;
+                keeper.is_kept &= !is_source;
             }
-            lease.is_kept &= !is_source;
             lease.kept_at.remove(&worker);
         }
     }
@@ -52,8 +53,8 @@ impl Engine {
     pub(super) fn assign_keepers(&mut self) {
         let mut kept = BTreeMap::<WorkerId, usize>::new();
         for (_, lease) in self.leases.iter() {
-            if let Some(keeper) = lease.keeper {
-                *kept.entry(keeper).or_default() += 1;
+            for keeper in lease.keepers.values() {
+                *kept.entry(keeper.worker).or_default() += 1;
             }
         }
         let durable = self.leases.iter();
@@ -71,29 +72,34 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        let before = lease.keeper;
-        if before != chosen {
-            (lease.keeper, lease.is_keeper_announced, lease.is_kept) = (chosen, false, false);
-            if let Some(before) = before {
-                self.drop_snapshots(before, id);
+        let before = lease.keepers.remove(&source);
+        let stays = |before: &Keeper| chosen.is_some_and(|chosen| chosen.worker == before.worker);
+        if let Some(mut chosen) = chosen {
+            match before.filter(stays) {
+                Some(before) => {
+                    chosen.is_announced = before.is_announced;
+                    chosen.is_kept = before.is_kept;
+                }
+                None => *kept.entry(chosen.worker).or_default() += 1,
             }
-            if let Some(chosen) = chosen {
-                *kept.entry(chosen).or_default() += 1;
-            }
+            lease.keepers.insert(source, chosen);
+        }
+        if let Some(before) = before.filter(|before| !stays(before)) {
+            self.drop_snapshots(before.worker, id);
         }
         self.announce_keeper(id, source);
     }
 
-    /// Returns the worker of a lease, and the worker that is to keep its snapshots: its present
+    /// Returns the worker of a lease, and who is to keep its snapshots: its present
     /// keeper if that can go on, or else a connected one: with free devices first, and then with the
     /// fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
     /// stream has been down for a while, as it may be lost, or if the lease must move soon and only
     /// the other one has free devices.
     fn keeper_of(
-        &mut self,
+        &self,
         id: LeaseId,
         kept: &BTreeMap<WorkerId, usize>,
-    ) -> Option<(WorkerId, Option<WorkerId>)> {
+    ) -> Option<(WorkerId, Option<Keeper>)> {
         let lease = self.leases.get(id)?;
         let source = lease.only_worker()?;
         let devices = lease.lease_devices.keys();
@@ -119,7 +125,8 @@ impl Engine {
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE
                 && (!is_draining || has_free(worker))
         };
-        let present = lease.keeper.filter(can_keep);
+        let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
+        let present = present.filter(can_keep);
         let keeper = match present.filter(is_good) {
             Some(present) => Some(present),
             // Another worker would get no snapshots as long as the lease's worker has no stream.
@@ -132,9 +139,12 @@ impl Engine {
                 best.or(present)
             }
         };
-        if let Some(lease) = self.leases.get_mut(id) {
-            lease.requirement = Some(requirement);
-        }
+        let keeper = keeper.map(|worker| Keeper {
+            worker,
+            requirement,
+            is_announced: false,
+            is_kept: false,
+        });
         Some((source, keeper))
     }
 
@@ -143,7 +153,8 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        let Some(keeper) = lease.keeper.filter(|_| !lease.is_keeper_announced) else {
+        let keeper = lease.keepers.get_mut(&source);
+        let Some(known) = keeper.filter(|keeper| !keeper.is_announced) else {
             return;
         };
         let peer = |worker: WorkerId| {
@@ -152,8 +163,8 @@ impl Engine {
             let is_connected = self.pool.is_connected(worker);
             is_connected.then_some(Peer { worker, endpoint })
         };
-        if let (Some(source), Some(keeper)) = (peer(source), peer(keeper)) {
-            lease.is_keeper_announced = true;
+        if let (Some(source), Some(keeper)) = (peer(source), peer(known.worker)) {
+            known.is_announced = true;
             self.commands.push(Command::KeepSnapshots {
                 lease: id,
                 source,

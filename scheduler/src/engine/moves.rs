@@ -13,7 +13,7 @@ use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
-use crate::lease::{KeptHere, Lease, Standing, SuspendedPart, Unreachable};
+use crate::lease::{Keeper, KeptHere, Lease, Standing, SuspendedPart, Unreachable};
 use crate::reason::{CannotMove, EndReason};
 
 /// A part of a lease that is to go on elsewhere.
@@ -33,7 +33,8 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
-        let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
+        let keeper = lease.only_keeper();
+        let keeper = keeper.and_then(|keeper| self.pool.get(keeper.worker));
         let Some(keeper) = keeper else {
             return false;
         };
@@ -44,7 +45,10 @@ impl Engine {
         let rejoin_by = self.now + self.options.recovery_timeout;
         if let Some(lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
-            (lease.rejoin_by, lease.is_keeper_announced) = (Some(rejoin_by), false);
+            lease.rejoin_by = Some(rejoin_by);
+            for keeper in lease.keepers.values_mut() {
+                keeper.is_announced = false;
+            }
         }
         true
     }
@@ -92,8 +96,9 @@ impl Engine {
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
             if let Some(lease) = self.leases.get_mut(id) {
-                let keeper = lease.keeper;
-                lease.is_kept = keeper.is_some_and(|keeper| at_keepers.contains(&(id, keeper)));
+                if let Some(keeper) = lease.keepers.get_mut(&worker) {
+                    keeper.is_kept = at_keepers.contains(&(id, keeper.worker));
+                }
                 let kept = match here.get(&id) {
                     None => KeptHere::Lacking,
                     Some(false) => KeptHere::WithoutRoom,
@@ -158,12 +163,12 @@ impl Engine {
         let is_there = |worker: &WorkerId| !self.pool.is_ending(*worker, id);
         match lease.standing {
             Standing::Running | Standing::Lost(_) => {
-                let place = |requirement| Place {
+                let place = |keeper: &Keeper| Place {
                     devices: lease.lease_devices.len(),
-                    requirement,
-                    workers: lease.keeper.into_iter().filter(is_there).collect(),
+                    requirement: keeper.requirement,
+                    workers: Some(keeper.worker).into_iter().filter(is_there).collect(),
                 };
-                lease.requirement.map(place).into_iter().collect()
+                lease.only_keeper().map(place).into_iter().collect()
             }
             Standing::Resuming { .. } => {
                 let place = |part: &SuspendedPart| Place {
@@ -264,13 +269,13 @@ impl Engine {
     pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
         let lease = self.check_movable(id)?;
         lease.only_worker().ok_or(CannotMove::SeveralWorkers)?;
-        let keeper = lease.keeper.and_then(|keeper| self.pool.get(keeper));
-        let keeper = keeper.ok_or(CannotMove::NoKeeper)?;
-        let name = keeper.name().to_owned();
+        let keeper = lease.only_keeper().ok_or(CannotMove::NoKeeper)?;
+        let known = self.pool.get(keeper.worker).ok_or(CannotMove::NoKeeper)?;
+        let name = known.name().to_owned();
         if lease.lost().is_none() && !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        if !lease.is_kept && lease.lost().is_none() {
+        if !keeper.is_kept && lease.lost().is_none() {
             return Err(CannotMove::NoSnapshots { keeper: name });
         }
         match self.free_elsewhere(id, lease) {
@@ -305,7 +310,7 @@ impl Engine {
             lease.standing = Standing::Running;
             (lease.rejoin_by, lease.unreachable) = (None, None);
             lease.interrupted_at = None;
-            (lease.keeper, lease.is_kept) = (None, false);
+            lease.keepers.clear();
             lease.kept_at.clear();
             let holders = lease.holders();
             lease.parts.clear();

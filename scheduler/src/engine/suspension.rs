@@ -67,8 +67,6 @@ impl Engine {
         lease: &Lease,
         least: KeptHere,
     ) -> Result<Vec<SuspendedPart>, CannotMove> {
-        // A keeper has the snapshots of all sessions.
-        let keeper = lease.keeper.filter(|_| lease.is_kept);
         let stays = |worker: &WorkerId| {
             let known = self.pool.get(*worker);
             self.pool.is_connected(*worker) && known.is_some_and(|known| !known.is_draining())
@@ -77,6 +75,8 @@ impl Engine {
             let devices = here.iter().filter_map(|it| self.pool.device(*it));
             let requirement = Requirement::of(devices).ok_or(CannotMove::NotExact)?;
             let own = Some(worker).filter(|_| lease.is_kept_at(worker, least));
+            let keeper = lease.keepers.get(&worker).filter(|keeper| keeper.is_kept);
+            let keeper = keeper.map(|keeper| keeper.worker);
             let holders: BTreeSet<_> = own.into_iter().chain(keeper).filter(stays).collect();
             match holders.is_empty() {
                 true => Err(CannotMove::NoHolder),
@@ -114,13 +114,14 @@ impl Engine {
             return;
         };
         let (old_grants, workers) = (lease.grants(), lease.workers());
-        let keeper = lease.keeper;
+        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
+        let keepers: BTreeSet<_> = keepers.collect();
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
         lease.lease_devices.clear();
         lease.kept_at.clear();
-        (lease.keeper, lease.is_kept) = (None, false);
+        lease.keepers.clear();
         (lease.rejoin_by, lease.unreachable) = (None, None);
         lease.parts = parts;
         lease.set_standing(standing);
@@ -129,8 +130,8 @@ impl Engine {
         for holder in holders.difference(&workers) {
             self.hold_snapshots(*holder, id);
         }
-        if let Some(keeper) = keeper.filter(|keeper| !holders.contains(keeper)) {
-            self.drop_snapshots(keeper, id);
+        for keeper in keepers.difference(&holders) {
+            self.drop_snapshots(*keeper, id);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::world::{KnownWorker, SimRequest, SimWorker, World, engine_at};
 use super::*;
-use crate::lease::{KeptHere, SuspendedPart};
+use crate::lease::{KeptHere, Lease, SuspendedPart};
 
 impl World {
     pub(super) fn join(&mut self, i: usize, devices: Vec<DeviceSpec>) {
@@ -73,7 +73,8 @@ impl World {
     /// none.
     pub(super) fn snapshots_kept(&mut self, i: usize, all: bool) {
         let leases = || self.engine.leases().iter().filter(|_| all);
-        let at_keepers = leases().filter_map(|(id, lease)| Some((id, lease.keeper?)));
+        let keeper = |lease: &Lease| Some(lease.only_keeper()?.worker);
+        let at_keepers = leases().filter_map(|(id, lease)| Some((id, keeper(lease)?)));
         // Some worker has no room for some lease.
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
         let kept = WorkerEvent::SnapshotsKept {

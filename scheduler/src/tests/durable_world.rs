@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::world::{KnownWorker, SimWorker, World};
 use super::*;
 use crate::device::Requirement;
-use crate::lease::{Lease, Standing, SuspendedPart};
+use crate::lease::{Keeper, Lease, Standing, SuspendedPart};
 
 impl World {
     /// A lease whose worker was lost goes on at its keeper.
@@ -104,7 +104,7 @@ impl World {
             self.check_held_back(id, lease, &free);
             self.check_resuming(id, lease, &free);
             let Some(own) = lease.only_worker().filter(|_| lease.is_durable) else {
-                assert_eq!((lease.keeper, lease.lost()), (None, None), "{id}");
+                assert!(lease.keepers.is_empty() && lease.lost().is_none(), "{id}");
                 continue;
             };
             let own_devices = lease.lease_devices.keys();
@@ -121,7 +121,8 @@ impl World {
                 worker.id != own.0 && !worker.unanswered.contains(&id) && equal.count() >= count
             };
             let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
-            if let Some(keeper) = lease.keeper {
+            let own_keeper = lease.only_keeper();
+            if let Some(Keeper { worker: keeper, .. }) = own_keeper {
                 assert!(
                     lease.lost().is_some() || keepers.iter().any(|w| w.id == keeper.0),
                     "{id} has keeper {keeper}"
@@ -136,16 +137,17 @@ impl World {
                 let is_expected = is_possible
                     && own_worker.is_some_and(|it| it.connected)
                     && keepers.into_iter().any(is_connected);
-                assert!(lease.keeper.is_some() || !is_expected, "{id} has no keeper");
-                assert!(lease.keeper.is_none() || is_possible, "{id} has a keeper");
+                assert!(own_keeper.is_some() || !is_expected, "{id} has no keeper");
+                assert!(own_keeper.is_none() || is_possible, "{id} has a keeper");
             }
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
             let fits = |free: &&DeviceRef| {
-                let accepts = |it: Requirement| it.accepts(self.device(**free));
+                let is_there = |keeper: &Keeper| {
+                    let device = self.device(**free);
+                    keeper.worker == free.worker && keeper.requirement.accepts(device)
+                };
                 let holder = self.engine.held_back().get(free);
-                Some(free.worker) == lease.keeper
-                    && lease.requirement.is_some_and(accepts)
-                    && holder.is_none_or(|holder| *holder == id)
+                own_keeper.is_some_and(is_there) && holder.is_none_or(|holder| *holder == id)
             };
             let has_room = free.iter().filter(fits).count() >= count;
             let can_move = lease.owner.is_some_and(attached) && has_room;
@@ -199,9 +201,11 @@ impl World {
         for device_ref in held_back {
             let accepts = |it: &Requirement| it.accepts(self.device(device_ref));
             let parts = lease.parts.iter().map(|part| &part.requirement);
-            let mut requirements = parts.chain(&lease.requirement);
+            let keepers = lease.keepers.values().map(|keeper| &keeper.requirement);
+            let mut requirements = parts.chain(keepers);
             assert!(lease.standing != Standing::Running && requirements.any(accepts));
-            let mut places = lease.keeper.into_iter().chain(lease.holders());
+            let keepers = lease.keepers.values().map(|keeper| keeper.worker);
+            let mut places = keepers.chain(lease.holders());
             let has_snapshots = places.any(|worker| worker == device_ref.worker);
             assert!(free.contains(&device_ref) && has_snapshots);
         }

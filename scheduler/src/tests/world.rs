@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::lease::SuspendedPart;
+use crate::lease::{Lease, SuspendedPart};
 
 pub(super) struct World {
     pub(super) engine: Engine,
@@ -188,7 +188,8 @@ impl World {
         }
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
-            lease.keeper = known.and_then(|known| known.keeper);
+            let keeper = known.and_then(Lease::only_keeper);
+            lease.keeper = keeper.map(|keeper| keeper.worker);
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
         }
         self.check_invariants();
