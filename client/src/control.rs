@@ -298,10 +298,10 @@ impl Control {
                         leave(stream).await;
                         return StreamEnd::Left;
                     };
-                    if let Some(body) = self.on_call(call)
-                        && let Err(lost) = stream.send(body).await
-                    {
-                        return lost;
+                    for body in self.on_call(call) {
+                        if let Err(lost) = stream.send(body).await {
+                            return lost;
+                        }
                     }
                 }
                 () = self.withdrawals.added() => {}
@@ -311,19 +311,29 @@ impl Control {
         }
     }
 
-    /// Makes a request pending. Returns the message to send for it, if there is one.
-    fn on_call(&mut self, call: Call) -> Option<client_message::Body> {
+    /// Makes a request pending. Returns the messages to send for it.
+    fn on_call(&mut self, call: Call) -> Vec<client_message::Body> {
         match call {
-            Call::Lease(call) => self.on_lease_call(call),
-            Call::Standing(call) => {
-                let change = call.change;
-                self.standing_calls
-                    .retain(|_, call| !call.outcome.is_closed());
-                self.standing_calls
-                    .insert(RequestId(change.request_id), call);
-                Some(client_message::Body::ChangeStanding(change))
-            }
+            Call::Lease(call) => self.on_lease_call(call).into_iter().collect(),
+            Call::Standing(call) => self.on_standing_call(call),
         }
+    }
+
+    /// Makes a request to suspend or resume a lease pending. Returns the messages to send for it.
+    fn on_standing_call(&mut self, call: StandingCall) -> Vec<client_message::Body> {
+        let change = call.change;
+        // The caller may have given up.
+        if call.outcome.is_closed() {
+            return Vec::new();
+        }
+        // The pool must know whether the lease could go on.
+        let mut messages = self.restorable_messages();
+        self.standing_calls
+            .retain(|_, call| !call.outcome.is_closed());
+        self.standing_calls
+            .insert(RequestId(change.request_id), call);
+        messages.push(client_message::Body::ChangeStanding(change));
+        messages
     }
 
     /// Makes a request for a lease pending. Returns the message to send for it, or `None` if
@@ -380,7 +390,7 @@ impl Control {
                     // The next hello is followed by all pending requests for leases.
                     Some(Call::Lease(call)) => drop(self.on_lease_call(call)),
                     Some(Call::Standing(call)) => {
-                        let _ = call.outcome.send(Err(StandingError::ConnectionLost));
+                        let _ = call.outcome.send(Err(StandingError::Disconnected));
                     }
                     None => return true,
                 },
@@ -450,16 +460,20 @@ impl Control {
     fn suspended(&self, suspended: &Suspended) {
         let lease = LeaseId(suspended.lease_id);
         if let Some(held_lease) = self.leases.get(&lease) {
-            let waits_for = suspended.waits_for.iter();
-            let waits_for = waits_for.map(|name| sanitize(name, MESSAGE_CHARS).to_string());
-            let waits_for: Vec<_> = waits_for.collect();
+            let workers = suspended.waits_for.iter().map(|name| {
+                let name = sanitize(name, MESSAGE_CHARS);
+                format!("worker {name}")
+            });
+            let workers: Vec<_> = workers.collect();
+            let waits_for = match suspended.needs_all {
+                true => workers.join(" and "),
+                false => workers.join(" or "),
+            };
             let cause = sanitize(&suspended.cause, MESSAGE_CHARS).to_string();
-            match waits_for.is_empty() {
-                true => warn!("lease {lease} is suspended"),
-                false => info!(
-                    "lease {lease} waits for devices of {}",
-                    waits_for.join(", ")
-                ),
+            match (waits_for.is_empty(), cause.is_empty()) {
+                (true, _) => warn!("lease {lease} is suspended"),
+                (false, true) => info!("lease {lease} waits for devices of {waits_for}"),
+                (false, false) => warn!("lease {lease} waits for devices of {waits_for}: {cause}"),
             }
             held_lease.watch.suspend(&waits_for, &cause);
         }

@@ -184,11 +184,14 @@ pub enum StandingError {
     /// The pool refused.
     #[error("{reason}")]
     Refused {
-        /// The pool's reason, which names the lease.
+        /// The pool's reason.
         reason: String,
     },
-    /// The connection to the pool was lost before the pool replied, or was lost before. Whether the
-    /// lease was suspended or resumed is not known.
+    /// There is no connection to the pool at present.
+    #[error("there is no connection to the pool at present; try again")]
+    Disconnected,
+    /// The connection to the pool was lost before the pool replied. Whether the lease was suspended or
+    /// resumed is not known.
     #[error("the pool did not reply; whether the lease was suspended or resumed is not known")]
     ConnectionLost,
     /// The pool's client is shutting down.

@@ -125,8 +125,7 @@ impl fmt::Debug for LeaseRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// A lease of CPU devices goes on, with the same bits, if their workers take snapshots and the
-    /// devices have equal fingerprints.
+    /// A lease of CPU devices goes on, with the same bits, if their workers take snapshots.
     #[default]
     Auto,
     /// The lease ends. The worker takes no snapshots of it, and this process keeps nothing of
@@ -327,8 +326,8 @@ impl Lease {
     /// Other leases can use the devices meanwhile. Reads of tensors wait, and so does a thread that
     /// records many ops. [`LeaseEvent::Suspended`] is reported.
     ///
-    /// Blocks until the pool has taken the devices, or refuses. Waiting for a read first spares ops:
-    /// those since the last snapshot, usually of the last 2 s at most, are executed again.
+    /// Blocks until the pool has taken the devices, or refuses. The ops since the last snapshot, usually
+    /// of the last 2 s at most, are executed again later.
     ///
     /// ```no_run
     /// use tensord_client::{LeaseRequest, Pool};

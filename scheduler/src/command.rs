@@ -71,6 +71,8 @@ pub enum Command {
         /// If the lease is resumed: the names of the workers that have its snapshots, for whose
         /// devices it waits. Otherwise empty.
         waits_for: Vec<String>,
+        /// Whether it waits for devices of each of these.
+        needs_all: bool,
         /// Why it was suspended, if neither an administrator nor its client did it.
         cause: Option<EndReason>,
     },
@@ -99,6 +101,8 @@ pub enum Command {
         keeper: WorkerId,
         /// The lease.
         lease: LeaseId,
+        /// The worker whose sessions' snapshots to drop; `None` for all.
+        source: Option<Peer>,
     },
     /// Refuse a request. Ends the request.
     Refused {

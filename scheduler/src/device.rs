@@ -77,8 +77,7 @@ pub struct Demand {
     /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
     /// Whether the lease is to go on from snapshots if a process of it dies, or at another worker if
-    /// its worker is lost. Leases with devices that are not exact do not, and leases with devices of
-    /// several workers do not outlive one of these.
+    /// a worker is lost. Leases with devices that are not exact do not.
     pub is_durable: bool,
 }
 

@@ -3,7 +3,7 @@
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs`,
-//! `engine/moves.rs` and `engine/suspension.rs`.
+//! `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
 //! - A device has at most one lease, and no lease has a device that does not
@@ -17,11 +17,12 @@
 
 mod clients;
 mod durable;
+mod interruptions;
 mod moves;
 mod suspension;
 mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use tensord_proto::grant::GrantNumber;
@@ -170,15 +171,24 @@ impl Engine {
         let ends = self.leases.iter();
         let due = ends.filter(|(_, lease)| lease.ends_at().is_some_and(|at| at <= self.now));
         for id in due.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.end_lease(id, self.missing_worker(id));
+            self.end_lease(id, self.overdue_reason(id));
         }
         self.leases.forget_ended(self.now);
     }
 
-    /// Returns the reason to report for an overdue lease if one of its workers is missing.
-    /// `None` if it ends because its client is absent.
-    fn missing_worker(&self, lease: LeaseId) -> Option<EndReason> {
+    /// Returns the reason to report for an overdue lease if one of its workers is missing, or it could
+    /// not go on elsewhere. `None` if it ends because its client is absent.
+    fn overdue_reason(&self, lease: LeaseId) -> Option<EndReason> {
         let lease = self.leases.get(lease)?;
+        if let Standing::Resuming {
+            cause: Some(cause), ..
+        } = &lease.standing
+        {
+            return Some(EndReason::NotResumed {
+                cause: Box::new(cause.clone()),
+                workers: self.holder_names(lease).join(", "),
+            });
+        }
         let workers = lease.workers();
         let worker = workers
             .into_iter()
@@ -196,7 +206,7 @@ impl Engine {
         };
         self.end_grants(id, lease.grants());
         let keepers = lease.keepers.values().map(|keeper| keeper.worker);
-        for keeper in keepers.chain(lease.holders()) {
+        for keeper in keepers.chain(lease.holders()).collect::<BTreeSet<_>>() {
             self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {

@@ -70,8 +70,8 @@ pub(crate) enum Standing {
     Lost(EndReason),
     /// It was suspended, and has no devices.
     Suspended { by: Suspender },
-    /// It was suspended, for this cause, by an administrator or by its client, and then resumed at this
-    /// time, and waits for devices.
+    /// It was suspended, because of `cause`, or else by an administrator or its client, and then resumed
+    /// at this time, and waits for devices. If there is a cause, it ends at its `rejoin_by`.
     Resuming {
         since: Timestamp,
         cause: Option<EndReason>,
@@ -92,7 +92,7 @@ pub(crate) struct Keeper {
 }
 
 /// What a worker of a lease has of the snapshots of its sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeptHere {
     /// It lacks one.
     Lacking,
@@ -105,12 +105,14 @@ pub(crate) enum KeptHere {
 /// The devices that a suspended lease had on one worker, and will have on one worker again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SuspendedPart {
+    /// The worker where its sessions ran.
+    pub(crate) source: WorkerId,
     /// The number of devices.
     pub(crate) devices: usize,
     /// What they must be like.
     pub(crate) requirement: Requirement,
-    /// The workers that have the snapshots of these devices' sessions.
-    pub(crate) holders: BTreeSet<WorkerId>,
+    /// The workers that have the snapshots of these devices' sessions; first the one where they ran.
+    pub(crate) holders: Vec<WorkerId>,
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -206,11 +208,6 @@ impl Lease {
     /// what the client needs, and the client has the rest.
     pub(crate) fn is_movable(&self) -> bool {
         self.is_restorable && self.only_keeper().is_some_and(|keeper| keeper.is_kept)
-    }
-
-    /// Returns whether a worker of the lease has the snapshots of its sessions, or more.
-    pub(crate) fn is_kept_at(&self, worker: WorkerId, least: KeptHere) -> bool {
-        self.kept_at.get(&worker).is_some_and(|kept| *kept >= least)
     }
 
     /// Returns the lease's devices on each worker, in the order of its ranks.

@@ -87,6 +87,32 @@ pub enum EndReason {
         /// Why the lease could not go on.
         why: CannotMove,
     },
+    /// A worker of a lease on several workers drains, so the lease goes on elsewhere.
+    #[error("worker {name} ({worker}) drains")]
+    WorkerDrains {
+        /// The worker's id.
+        worker: WorkerId,
+        /// The worker's name.
+        name: String,
+    },
+    /// Neither the scheduler nor the client of a lease on several workers can reach one of these.
+    #[error("worker {name} ({worker}) cannot be reached")]
+    WorkerUnreachable {
+        /// The worker's id.
+        worker: WorkerId,
+        /// The worker's name.
+        name: String,
+    },
+    /// A lease on several workers was interrupted, and there were too few devices for it to go on.
+    #[error(
+        "{cause}, and too few devices became free for the lease at the workers that have its snapshots: {workers}"
+    )]
+    NotResumed {
+        /// What has interrupted the lease.
+        cause: Box<EndReason>,
+        /// The names of the workers that have the snapshots.
+        workers: String,
+    },
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {
@@ -130,6 +156,12 @@ pub enum CannotMove {
     /// Its worker is gone, and it waits for other devices.
     #[error("its worker is gone, and it waits for devices of another one")]
     Lost,
+    /// Its client has suspended as many leases as it may.
+    #[error("its program has suspended {max} leases, which is the limit; resume one")]
+    ClientLimit {
+        /// The largest number of leases.
+        max: usize,
+    },
     /// A process of it has died, and it waits until it can go on where it was.
     #[error("a process of it has died, and it waits to go on")]
     Interrupted,
@@ -138,7 +170,7 @@ pub enum CannotMove {
     WorkerAway,
     /// No worker has its snapshots, or a part of them, or those that have them do not stay.
     #[error(
-        "its snapshots, or a part of them, are at no worker that stays; a worker needs room for them within --snapshot-memory"
+        "its snapshots, or a part of them, are at no worker that stays and has room for them within --snapshot-memory"
     )]
     NoHolder,
     /// The client requested that the lease end with its worker.

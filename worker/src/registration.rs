@@ -17,7 +17,9 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::{Identity, PoolUrl, control, dial::DialError, identity::START_BYTES};
+use tensord_transport::{
+    Identity, PoolUrl, control, dial::DialError, identity::START_BYTES, tls::Fingerprint,
+};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, interval_at, timeout},
@@ -246,7 +248,11 @@ impl Registration {
             worker_command::Body::SendSnapshots(command) => self.host.send_snapshots(&command),
             worker_command::Body::KeepSnapshots(command) => self.host.keep_snapshots(&command),
             worker_command::Body::DropSnapshots(command) => {
-                self.host.drop_snapshots(LeaseId(command.lease_id));
+                let lease = LeaseId(command.lease_id);
+                match <[u8; 32]>::try_from(&command.source_certificate_sha256[..]) {
+                    Ok(source) => self.host.drop_snapshots_of(lease, Fingerprint(source)),
+                    Err(_) => self.host.drop_snapshots(lease),
+                }
             }
             worker_command::Body::HoldSnapshots(command) => {
                 self.host.hold_snapshots(LeaseId(command.lease_id));

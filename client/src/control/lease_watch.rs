@@ -117,26 +117,18 @@ impl LeaseWatch {
         self.wait(now, &reason.clone(), LeaseEvent::Waiting { reason });
     }
 
-    /// Records that the lease is suspended, or that it was resumed and waits for devices of the
-    /// workers `waits_for`. `cause` is why it was suspended, or empty if an administrator did it.
-    /// Sessions that cannot go on in another process fail.
-    pub(super) fn suspend(&self, waits_for: &[String], cause: &str) {
+    /// Records that the lease is suspended, or that it was resumed and waits for devices of
+    /// `waits_for`. `cause` is why it was suspended, or empty if an administrator or this program did
+    /// it. Sessions that cannot go on in another process fail.
+    pub(super) fn suspend(&self, waits_for: &str, cause: &str) {
         let cause = match cause.is_empty() {
             true => "the lease was suspended",
             false => cause,
         };
-        let event = match waits_for {
-            [] => LeaseEvent::Suspended,
-            [worker] => LeaseEvent::Waiting {
-                reason: format!(
-                    "{cause}; the lease goes on when worker {worker} has devices for it"
-                ),
-            },
-            workers => LeaseEvent::Waiting {
-                reason: format!(
-                    "{cause}; the lease goes on when the workers that have its snapshots have devices for it: {}",
-                    workers.join(", ")
-                ),
+        let event = match waits_for.is_empty() {
+            true => LeaseEvent::Suspended,
+            false => LeaseEvent::Waiting {
+                reason: format!("{cause}; the lease waits for devices of {waits_for}"),
             },
         };
         let reason = format!("{cause}, and the lease had no snapshot to go on from");

@@ -1,8 +1,9 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
-//! A lease of exact devices of one worker is durable if its client asked for that. Its *keeper* is
-//! another worker that has as many devices of the same fingerprint, on which the sessions would give
-//! the same bits.
+//! A lease of exact devices is durable if its client asked for that. Each of its workers has a
+//! *keeper*: another worker that has as many devices of the same fingerprint, on which the sessions
+//! would give the same bits. It has no devices of the lease itself: an all-reduce first adds up what
+//! the devices of each worker contribute, so devices of two workers must not come together on one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
-use crate::lease::{Keeper, Standing};
+use crate::lease::{Keeper, Lease, Standing};
 use crate::pool::Worker;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -61,12 +62,21 @@ impl Engine {
         let durable =
             durable.filter(|(_, lease)| lease.is_durable && lease.standing == Standing::Running);
         for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.assign_keeper(id, &mut kept);
+            let workers = self.leases.get(id).map(Lease::workers);
+            for source in workers.into_iter().flatten() {
+                self.assign_keeper(id, source, &mut kept);
+            }
         }
     }
 
-    fn assign_keeper(&mut self, id: LeaseId, kept: &mut BTreeMap<WorkerId, usize>) {
-        let Some((source, chosen)) = self.keeper_of(id, kept) else {
+    /// Gives the sessions of a lease on `source` a keeper if there is one, and announces it.
+    fn assign_keeper(
+        &mut self,
+        id: LeaseId,
+        source: WorkerId,
+        kept: &mut BTreeMap<WorkerId, usize>,
+    ) {
+        let Some(chosen) = self.choose_keeper(id, source, kept) else {
             return;
         };
         let Some(lease) = self.leases.get_mut(id) else {
@@ -85,30 +95,40 @@ impl Engine {
             lease.keepers.insert(source, chosen);
         }
         if let Some(before) = before.filter(|before| !stays(before)) {
-            self.drop_snapshots(before.worker, id);
+            let mut others = lease.keepers.values();
+            match others.any(|keeper| keeper.worker == before.worker) {
+                true => self.drop_snapshots_of(before.worker, id, source),
+                false => self.drop_snapshots(before.worker, id),
+            }
         }
         self.announce_keeper(id, source);
     }
 
-    /// Returns the worker of a lease, and who is to keep its snapshots: its present
-    /// keeper if that can go on, or else a connected one: with free devices first, and then with the
-    /// fewest leases whose snapshots it keeps. The present keeper gives way to another one if its
-    /// stream has been down for a while, as it may be lost, or if the lease must move soon and only
-    /// the other one has free devices.
-    fn keeper_of(
+    /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
+    /// can go on, or else a connected worker: with free devices first, and then with the fewest
+    /// leases whose snapshots it keeps. The present keeper gives way to another one if its stream has
+    /// been down for a while, as it may be lost, or if the sessions must move soon and only the other
+    /// one has free devices. `None` if a device of `source` is not exact, or not known.
+    fn choose_keeper(
         &self,
         id: LeaseId,
+        source: WorkerId,
         kept: &BTreeMap<WorkerId, usize>,
-    ) -> Option<(WorkerId, Option<Keeper>)> {
+    ) -> Option<Option<Keeper>> {
         let lease = self.leases.get(id)?;
-        let source = lease.only_worker()?;
-        let devices = lease.lease_devices.keys();
-        let devices = devices.map(|device_ref| self.pool.device(*device_ref));
-        let devices = devices.collect::<Option<Vec<_>>>()?;
+        let devices = lease.devices_by_worker().swap_remove(&source)?;
         let count = devices.len();
+        let devices = devices
+            .iter()
+            .map(|device_ref| self.pool.device(*device_ref));
+        let devices = devices.collect::<Option<Vec<_>>>()?;
         let requirement = Requirement::of(devices.into_iter())?;
+        let workers = lease.workers();
+        // If two workers of a lease are lost at once, their sessions need two workers.
+        let others = lease.keepers.iter().filter(|(of, _)| **of != source);
+        let others: Vec<_> = others.map(|(_, keeper)| keeper.worker).collect();
         let can_keep = |worker: &WorkerId| {
-            *worker != source
+            !workers.contains(worker)
                 && self.pool.can_keep(*worker, &requirement, count)
                 // It could not start the lease before it has released it.
                 && !self.pool.is_ending(*worker, id)
@@ -124,6 +144,7 @@ impl Engine {
             // A stream that breaks only for a moment costs no snapshots.
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE
                 && (!is_draining || has_free(worker))
+                && !others.contains(worker)
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
         let present = present.filter(can_keep);
@@ -134,7 +155,8 @@ impl Engine {
             None => {
                 let best = candidates.min_by_key(|worker| {
                     let count = kept.get(worker).copied().unwrap_or_default();
-                    (!has_free(worker), Some(*worker) != present, count)
+                    let is_other = others.contains(worker);
+                    (!has_free(worker), is_other, Some(*worker) != present, count)
                 });
                 best.or(present)
             }
@@ -145,7 +167,7 @@ impl Engine {
             is_announced: false,
             is_kept: false,
         });
-        Some((source, keeper))
+        Some(keeper)
     }
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
@@ -175,7 +197,29 @@ impl Engine {
 
     pub(super) fn drop_snapshots(&mut self, keeper: WorkerId, lease: LeaseId) {
         if self.pool.is_connected(keeper) {
-            self.commands.push(Command::DropSnapshots { keeper, lease });
+            let source = None;
+            self.commands.push(Command::DropSnapshots {
+                keeper,
+                lease,
+                source,
+            });
+        }
+    }
+
+    /// Has a worker drop the snapshots that it keeps of the sessions of a lease on `source`.
+    pub(super) fn drop_snapshots_of(&mut self, keeper: WorkerId, lease: LeaseId, source: WorkerId) {
+        // The snapshots of a worker that is gone stay until the lease ends.
+        let Some(known) = self.pool.get(source) else {
+            return;
+        };
+        let endpoint = known.endpoint().clone();
+        if self.pool.is_connected(keeper) {
+            let worker = source;
+            self.commands.push(Command::DropSnapshots {
+                keeper,
+                lease,
+                source: Some(Peer { worker, endpoint }),
+            });
         }
     }
 }

@@ -6,6 +6,7 @@
 //! its client is attached, as nobody else could open its sessions again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -27,12 +28,15 @@ struct Place {
 }
 
 impl Engine {
-    /// Returns whether a lease goes on although its worker is gone, for `reason`. It then has
-    /// until the recovery timeout to move to its keeper.
+    /// Returns whether a lease goes on although a worker of it is gone, for `reason`. It then has
+    /// until the recovery timeout to go on at its keepers.
     pub(super) fn outlives_worker(&mut self, id: LeaseId, reason: &EndReason) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
+        if lease.only_worker().is_none() {
+            return self.suspend_for(id, reason.clone()).is_ok();
+        }
         let keeper = lease.only_keeper();
         let keeper = keeper.and_then(|keeper| self.pool.get(keeper.worker));
         let Some(keeper) = keeper else {
@@ -65,7 +69,7 @@ impl Engine {
             return;
         };
         let Some(worker) = lease.only_worker() else {
-            return;
+            return self.on_one_unreachable(id);
         };
         let unreachable = Unreachable::extend(lease.unreachable, now);
         lease.unreachable = Some(unreachable);
@@ -117,16 +121,16 @@ impl Engine {
         // Those first that a death has interrupted, as they had devices until then; and then the longest
         // wait.
         let without_devices = without_devices.filter_map(|(id, lease)| {
-            let (was_resumed, since) = match &lease.standing {
+            let (is_interrupted, since) = match &lease.standing {
                 Standing::Running => return None,
-                Standing::Lost(_) => (true, lease.rejoin_by),
+                Standing::Lost(_) => (false, lease.rejoin_by),
                 Standing::Resuming { since, cause } => {
                     let since = *since + self.options.recovery_timeout;
-                    (cause.is_none(), Some(since))
+                    (cause.is_some(), Some(since))
                 }
-                Standing::Suspended { .. } => (true, None),
+                Standing::Suspended { .. } => (false, None),
             };
-            Some((was_resumed, since, id))
+            Some((!is_interrupted, since, id))
         });
         let without_devices: BTreeSet<_> = without_devices.collect();
         let held_back = self.pool.take_held_back();
@@ -136,12 +140,13 @@ impl Engine {
                 self.hold_back_devices(id);
             }
         }
-        self.pool.compare_held_back(&held_back);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
             self.try_move(id);
         }
+        self.move_from_draining();
+        self.pool.compare_held_back(&held_back);
     }
 
     /// Returns whether a worker of a lease is to have no leases.
@@ -152,7 +157,7 @@ impl Engine {
     }
 
     /// Returns the client of a lease, if it is attached.
-    fn attached_owner(&self, id: LeaseId) -> Option<ClientId> {
+    pub(super) fn attached_owner(&self, id: LeaseId) -> Option<ClientId> {
         let owner = self.leases.get(id)?.owner;
         owner.filter(|owner| self.clients.contains_key(owner))
     }
@@ -184,9 +189,15 @@ impl Engine {
 
     /// Returns free devices on which a lease could go on elsewhere.
     fn free_elsewhere(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
+        if self.has_old_process(id, lease) {
+            return None;
+        }
         let mut devices = Vec::new();
         for place in self.places(id, lease) {
-            let mut workers = place.workers.iter();
+            // Devices of two workers must not come together on one.
+            let is_taken =
+                |worker: &&WorkerId| devices.iter().any(|it: &DeviceRef| it.worker == **worker);
+            let mut workers = place.workers.iter().filter(|worker| !is_taken(worker));
             let free = workers.find_map(|worker| {
                 let count = place.devices;
                 self.pool.free_equal(*worker, id, &place.requirement, count)
@@ -197,7 +208,7 @@ impl Engine {
     }
 
     /// Holds back the free devices for which a lease without devices waits.
-    fn hold_back_devices(&mut self, id: LeaseId) {
+    pub(super) fn hold_back_devices(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
@@ -215,7 +226,7 @@ impl Engine {
 
     /// Reports to the client of a lease without devices that the lease waits, if the client does not
     /// know.
-    fn report_standing(&mut self, id: LeaseId) {
+    pub(super) fn report_standing(&mut self, id: LeaseId) {
         let attached = self.attached_owner(id);
         let lease = self.leases.get_mut(id);
         let unreported = lease.filter(|lease| !lease.is_standing_reported);
@@ -297,7 +308,8 @@ impl Engine {
         };
         let old_grants = lease.grants();
         self.end_grants(id, old_grants);
-        let workers: BTreeSet<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
+        let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
+        let workers: BTreeSet<_> = places.iter().copied().collect();
         let lease_devices = self.assign_grant_numbers(devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, id, grant);
@@ -313,10 +325,11 @@ impl Engine {
             lease.keepers.clear();
             lease.kept_at.clear();
             let holders = lease.holders();
-            lease.parts.clear();
+            let parts = mem::take(&mut lease.parts);
             for holder in holders.difference(&workers) {
                 self.drop_snapshots(*holder, id);
             }
+            self.drop_other_parts(id, &parts, &places);
         }
         self.report_moved(id);
         true

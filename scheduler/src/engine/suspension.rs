@@ -11,7 +11,6 @@
 //! same time, each on the devices of one holder of the part's snapshots.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -23,9 +22,13 @@ use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
 use crate::reason::{CannotMove, CannotResume, EndReason};
 use crate::snapshot::SuspensionSnapshot;
 
-/// How long the workers of a lease have to report its snapshots after one of its processes has died:
-/// several heartbeats, as a report may be older than the death.
-const INTERRUPTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum number of suspended leases whose snapshots one worker holds: half of what a worker takes, as
+/// it also holds those of leases that go on soon.
+const MAX_HELD: usize = 256;
+
+/// Maximum number of leases that a client has suspended at once. They take memory of workers that other
+/// programs may need.
+const MAX_SUSPENDED_BY_CLIENT: usize = 8;
 
 impl Engine {
     /// Returns whether a lease could be suspended now.
@@ -33,12 +36,16 @@ impl Engine {
     /// # Errors
     ///
     /// Why it could not.
-    pub fn check_suspend(&self, id: LeaseId) -> Result<(), CannotMove> {
+    pub fn check_suspend(&self, id: LeaseId, by: Suspender) -> Result<(), CannotMove> {
         let known = self.leases.get(id);
         match known.map(|lease| &lease.standing) {
             // Its workers may lack room to hold its snapshots for long.
             Some(Standing::Resuming { cause: Some(_), .. }) => return Err(CannotMove::Interrupted),
             Some(Standing::Resuming { cause: None, .. }) => return Ok(()),
+            // From now on the client cannot resume it.
+            Some(Standing::Suspended {
+                by: Suspender::Client,
+            }) if by == Suspender::Administrator => return Ok(()),
             _ => {}
         }
         let lease = self.check_movable(id)?;
@@ -53,47 +60,75 @@ impl Engine {
         if !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        self.suspended_parts(lease, KeptHere::WithRoom).map(drop)
+        let own = self
+            .leases
+            .iter()
+            .filter(|(_, other)| other.owner == lease.owner);
+        let suspended = own.filter(|(_, other)| other.is_suspended()).count();
+        if by == Suspender::Client && suspended >= MAX_SUSPENDED_BY_CLIENT {
+            let max = MAX_SUSPENDED_BY_CLIENT;
+            return Err(CannotMove::ClientLimit { max });
+        }
+        self.suspended_parts(lease, false).map(drop)
+    }
+
+    /// Returns the number of leases whose snapshots a worker holds.
+    fn held_at(&self, worker: WorkerId) -> usize {
+        let leases = self.leases.iter();
+        let held = leases.filter(|(_, lease)| lease.holders().contains(&worker));
+        held.count()
     }
 
     /// Returns the parts of a lease that runs, with the workers that have their snapshots and will
-    /// stay. Its own workers must have `least`.
+    /// stay. If it is to go on `soon`, its own workers need no room to hold them, and one whose stream
+    /// is down may have them.
     ///
     /// # Errors
     ///
     /// Why the lease could not go on from these parts.
-    fn suspended_parts(
+    pub(super) fn suspended_parts(
         &self,
         lease: &Lease,
-        least: KeptHere,
+        soon: bool,
     ) -> Result<Vec<SuspendedPart>, CannotMove> {
-        let stays = |worker: &WorkerId| {
-            let known = self.pool.get(*worker);
-            self.pool.is_connected(*worker) && known.is_some_and(|known| !known.is_draining())
+        let has_room = |worker: WorkerId| soon || self.held_at(worker) < MAX_HELD;
+        let stays = |worker: WorkerId| {
+            let known = self.pool.get(worker);
+            known.is_some_and(|known| !known.is_draining()) && has_room(worker)
         };
-        let part = |(worker, here): (WorkerId, Vec<DeviceRef>)| {
+        let part = |(source, here): (WorkerId, Vec<DeviceRef>)| {
+            let keeper = lease.keepers.get(&source);
             let devices = here.iter().filter_map(|it| self.pool.device(*it));
-            let requirement = Requirement::of(devices).ok_or(CannotMove::NotExact)?;
-            let own = Some(worker).filter(|_| lease.is_kept_at(worker, least));
-            let keeper = lease.keepers.get(&worker).filter(|keeper| keeper.is_kept);
-            let keeper = keeper.map(|keeper| keeper.worker);
-            let holders: BTreeSet<_> = own.into_iter().chain(keeper).filter(stays).collect();
-            match holders.is_empty() {
-                true => Err(CannotMove::NoHolder),
-                false => Ok(SuspendedPart {
-                    devices: here.len(),
-                    requirement,
-                    holders,
-                }),
-            }
+            // The devices of a worker that is lost are not known any more.
+            let requirement = keeper.map(|keeper| keeper.requirement);
+            let requirement = requirement.or_else(|| Requirement::of(devices));
+            let requirement = requirement.ok_or(CannotMove::NotExact)?;
+            let is_kept = match (lease.kept_at.get(&source), soon) {
+                (Some(KeptHere::WithRoom), _) | (Some(KeptHere::WithoutRoom) | None, true) => true,
+                (Some(KeptHere::Lacking), _) | (Some(KeptHere::WithoutRoom) | None, false) => false,
+            };
+            let own = Some(source).filter(|_| is_kept);
+            let keeper = keeper.filter(|it| it.is_kept && self.pool.is_connected(it.worker));
+            let holders = own.into_iter().chain(keeper.map(|keeper| keeper.worker));
+            Ok(SuspendedPart {
+                source,
+                devices: here.len(),
+                requirement,
+                holders: holders.filter(|worker| stays(*worker)).collect(),
+            })
         };
-        lease.devices_by_worker().into_iter().map(part).collect()
+        let parts = lease.devices_by_worker().into_iter().map(part);
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        match can_be_placed(&parts) {
+            true => Ok(parts),
+            false => Err(CannotMove::NoHolder),
+        }
     }
 
     /// Suspends a lease, if it can be suspended. One that was resumed and has no devices yet waits no
     /// more.
     pub(super) fn suspend(&mut self, id: LeaseId, by: Suspender) {
-        if self.check_suspend(id).is_err() {
+        if self.check_suspend(id, by).is_err() {
             return;
         }
         let Some(lease) = self.leases.get_mut(id) else {
@@ -101,16 +136,17 @@ impl Engine {
         };
         match lease.is_suspended() {
             true => lease.set_standing(Standing::Suspended { by }),
-            false => self.suspend_running(id, KeptHere::WithRoom, Standing::Suspended { by }),
+            false => self.suspend_running(id, false, Standing::Suspended { by }),
         }
     }
 
-    /// Takes its devices from a lease whose workers have `least`. `standing` is how it is then.
-    fn suspend_running(&mut self, id: LeaseId, least: KeptHere, standing: Standing) {
+    /// Takes its devices from a lease that can be suspended, and is to go on `soon` or not. `standing` is
+    /// how it is then.
+    pub(super) fn suspend_running(&mut self, id: LeaseId, soon: bool, standing: Standing) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        let Ok(parts) = self.suspended_parts(lease, least) else {
+        let Ok(parts) = self.suspended_parts(lease, soon) else {
             return;
         };
         let (old_grants, workers) = (lease.grants(), lease.workers());
@@ -163,58 +199,6 @@ impl Engine {
         }
     }
 
-    /// Has leases go on from their snapshots whose processes on `worker` have died. If a process on
-    /// one worker has died, those on the other workers of the lease must go on from the same cut, so
-    /// the whole lease is suspended and resumed. It ends if it cannot go on.
-    pub(super) fn on_interrupted(&mut self, worker: WorkerId, leases: Vec<(LeaseId, String)>) {
-        let now = self.now;
-        for (id, how) in leases {
-            let lease = self.leases.get_mut(id);
-            let is_its = |lease: &&mut Lease| {
-                lease.standing == Standing::Running && lease.workers().contains(&worker)
-            };
-            let Some(lease) = lease.filter(is_its) else {
-                continue;
-            };
-            lease.kept_at.insert(worker, KeptHere::WithoutRoom);
-            let since = *lease.interrupted_at.get_or_insert(now);
-            let is_over = now.saturating_since(since) >= INTERRUPTION_TIMEOUT;
-            match self.check_restorable_here(id) {
-                Ok(()) => {
-                    let cause = Some(EndReason::ProcessDied { how });
-                    let resuming = Standing::Resuming { since: now, cause };
-                    self.suspend_running(id, KeptHere::WithoutRoom, resuming);
-                }
-                // The worker will report the lease again.
-                Err(CannotMove::ClientAway | CannotMove::WorkerAway) => {}
-                Err(_) if !is_over => {}
-                Err(why) => self.end_lease(id, Some(EndReason::NotRestored { how, why })),
-            }
-        }
-    }
-
-    /// Returns whether a lease could go on from snapshots where it runs. If its client is away, or
-    /// could not go on, its sessions find that out.
-    ///
-    /// # Errors
-    ///
-    /// Why it could not.
-    fn check_restorable_here(&self, id: LeaseId) -> Result<(), CannotMove> {
-        let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
-        lease.owner.ok_or(CannotMove::ClientAway)?;
-        if !lease.is_durable {
-            return Err(CannotMove::NotDurable);
-        }
-        let workers = lease.workers();
-        let has_reported = |worker: &WorkerId| {
-            self.pool.is_connected(*worker) && lease.kept_at.contains_key(worker)
-        };
-        if !workers.iter().all(has_reported) {
-            return Err(CannotMove::WorkerAway);
-        }
-        self.suspended_parts(lease, KeptHere::WithoutRoom).map(drop)
-    }
-
     /// Returns how a lease is suspended, if it is.
     pub(super) fn suspension(&self, lease: &Lease) -> Option<SuspensionSnapshot> {
         let is_resumed = match lease.standing {
@@ -230,10 +214,24 @@ impl Engine {
         })
     }
 
-    /// Returns the names of the workers that have the snapshots of a suspended lease.
-    fn holder_names(&self, lease: &Lease) -> Vec<String> {
-        let holders = lease.holders().into_iter();
-        let known = holders.filter_map(|worker| self.pool.get(worker));
+    /// Returns the names of the workers that have the snapshots of a suspended lease; of a lease of
+    /// several parts, the one where each part is likely to go on.
+    pub(super) fn holder_names(&self, lease: &Lease) -> Vec<String> {
+        let mut holders = Vec::new();
+        if let [part] = &lease.parts[..] {
+            holders.clone_from(&part.holders);
+        } else {
+            for part in &lease.parts {
+                let is_free = |holder: &&WorkerId| !holders.contains(*holder);
+                let mut free: Vec<_> = part.holders.iter().filter(is_free).copied().collect();
+                // Stable, so that the part's own worker stays first.
+                free.sort_by_key(|holder| !self.pool.is_connected(*holder));
+                holders.extend(free.first());
+            }
+        }
+        let known = holders
+            .into_iter()
+            .filter_map(|worker| self.pool.get(worker));
         known.map(|worker| worker.name().to_owned()).collect()
     }
 
@@ -250,10 +248,12 @@ impl Engine {
             Standing::Resuming { cause, .. } => cause.clone(),
             Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => None,
         };
+        let needs_all = lease.parts.len() > 1 && !waits_for.is_empty();
         self.commands.push(Command::Suspended {
             client,
             lease: id,
             waits_for,
+            needs_all,
             cause,
         });
     }
@@ -285,9 +285,10 @@ impl Engine {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
             for part in &mut lease.parts {
-                if part.holders.remove(&worker) && part.holders.is_empty() {
-                    over.push(id);
-                }
+                part.holders.retain(|holder| *holder != worker);
+            }
+            if lease.is_suspended() && !can_be_placed(&lease.parts) {
+                over.push(id);
             }
         }
         for id in over {
@@ -295,4 +296,15 @@ impl Engine {
             self.end_lease(id, Some(EndReason::SnapshotsLost { worker, name }));
         }
     }
+}
+
+/// Returns whether the parts of a lease have holders on which they could go on at the same time. Devices
+/// of two workers must not come together on one. The first holder of a part is its own worker, if
+/// that is one, and no holder of another part.
+fn can_be_placed(parts: &[SuspendedPart]) -> bool {
+    let mut taken = BTreeSet::new();
+    parts.iter().all(|part| {
+        let mut holders = part.holders.iter();
+        holders.any(|holder| taken.insert(*holder))
+    })
 }

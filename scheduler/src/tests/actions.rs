@@ -1,7 +1,7 @@
 //! Actions of workers and clients in the simulated world, with the effect that each must
 //! have on the scheduler.
 
-use super::world::{KnownWorker, SimRequest, SimWorker, World, engine_at};
+use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_at};
 use super::*;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
 
@@ -73,8 +73,10 @@ impl World {
     /// none.
     pub(super) fn snapshots_kept(&mut self, i: usize, all: bool) {
         let leases = || self.engine.leases().iter().filter(|_| all);
-        let keeper = |lease: &Lease| Some(lease.only_keeper()?.worker);
-        let at_keepers = leases().filter_map(|(id, lease)| Some((id, keeper(lease)?)));
+        let at_keepers = leases().flat_map(|(id, lease)| {
+            let keepers = lease.keepers.values();
+            keepers.map(move |keeper| (id, keeper.worker))
+        });
         // Some worker has no room for some lease.
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
         let kept = WorkerEvent::SnapshotsKept {
@@ -97,44 +99,92 @@ impl World {
             workers.len() > 1 && workers.contains(&here)
         });
         let interrupted: Vec<_> = interrupted.map(|(id, _)| id).collect();
-        let worker_of =
-            |device_ref: &DeviceRef| self.workers[device_ref.worker.0 as usize].known.as_ref();
-        let is_connected = |it: &DeviceRef| worker_of(it).is_some_and(|known| known.connected);
-        let stays = |it: &DeviceRef| worker_of(it).is_some_and(|known| !known.is_draining());
-        let is_exact = |device_ref: &DeviceRef| {
-            let devices = worker_of(device_ref).map_or(&[][..], |known| &known.devices);
-            let device = devices.get(device_ref.index as usize);
-            device.is_some_and(|device| device.fingerprint.is_some())
+        let is_connected = |worker: WorkerId| {
+            let known = self.workers[worker.0 as usize].known.as_ref();
+            known.is_some_and(|known| known.connected)
         };
-        if let Some(leases) = &mut self.leases {
-            leases.retain(|id, lease| {
-                if !interrupted.contains(id) {
-                    return true;
-                }
-                let known = self.engine.leases().get(*id).unwrap();
-                let is_kept = |it: &DeviceRef| {
-                    it.worker == here || known.is_kept_at(it.worker, KeptHere::WithoutRoom)
-                };
-                let is_known = |it: &DeviceRef| {
-                    let has_reported = it.worker == here || known.kept_at.contains_key(&it.worker);
-                    is_connected(it) && has_reported
-                };
-                let is_ready = |it: &DeviceRef| stays(it) && is_exact(it) && is_kept(it);
-                let all_known = lease.lease_devices.iter().all(is_known);
-                let all_ready = lease.lease_devices.iter().all(is_ready);
-                if known.is_durable && all_known && all_ready {
-                    lease.lease_devices.clear();
-                    lease.is_suspended = true;
-                    return true;
-                }
-                let since = known.interrupted_at.unwrap_or(at(self.now));
-                let is_over = at(self.now).saturating_since(since) >= Duration::from_secs(3);
-                !is_over || known.is_durable && !all_known
-            });
+        let mut leases = self.leases.take();
+        for id in &interrupted {
+            let known = self.engine.leases().get(*id).unwrap();
+            let is_known = |worker: WorkerId| {
+                let has_reported = worker == here || known.kept_at.contains_key(&worker);
+                is_connected(worker) && has_reported
+            };
+            let all_known = known.workers().into_iter().all(is_known);
+            let since = known.interrupted_at.unwrap_or(at(self.now));
+            let is_over = at(self.now).saturating_since(since) >= Duration::from_secs(3);
+            let goes_on = all_known && self.has_all_snapshots(known, None, Some(here));
+            let Some(leases) = &mut leases else {
+                continue;
+            };
+            if goes_on {
+                leases
+                    .get_mut(id)
+                    .unwrap()
+                    .suspend_until(self.now + 600_000);
+            } else if is_over && (all_known || !known.is_durable) {
+                leases.remove(id);
+            }
         }
+        self.leases = leases;
         let leases = interrupted.into_iter().map(|id| (id, "it died".into()));
         let leases = leases.collect();
         self.send_worker(i, WorkerEvent::Interrupted { leases });
+    }
+
+    /// Returns whether the snapshots of each part of a lease that runs are at a worker that stays, and
+    /// that is not `gone`. The worker where a process has `died` has those of its part.
+    fn has_all_snapshots(
+        &self,
+        lease: &Lease,
+        gone: Option<WorkerId>,
+        died: Option<WorkerId>,
+    ) -> bool {
+        let known = |worker: WorkerId| self.workers[worker.0 as usize].known.as_ref();
+        let stays = |worker: WorkerId| {
+            Some(worker) != gone && known(worker).is_some_and(|known| !known.is_draining())
+        };
+        let is_exact = |device_ref: &DeviceRef| {
+            let devices = known(device_ref.worker).map_or(&[][..], |known| &known.devices);
+            let device = devices.get(device_ref.index as usize);
+            device.is_some_and(|device| device.fingerprint.is_some())
+        };
+        let parts = lease.devices_by_worker();
+        let mut keepers = BTreeSet::new();
+        let mut has_snapshots = |(worker, devices): (&WorkerId, &Vec<DeviceRef>)| {
+            let keeper = lease.keepers.get(worker);
+            let lacks = lease.kept_at.get(worker) == Some(&KeptHere::Lacking);
+            let is_kept = stays(*worker) && (Some(*worker) == died || !lacks);
+            // It can take the place of one worker.
+            let mut at_keeper = || {
+                let kept = keeper.filter(|it| it.is_kept && stays(it.worker));
+                let is_connected = |id: WorkerId| known(id).is_some_and(|known| known.connected);
+                let kept = kept.filter(|it| is_connected(it.worker));
+                kept.is_some_and(|it| keepers.insert(it.worker))
+            };
+            (keeper.is_some() || devices.iter().all(is_exact)) && (is_kept || at_keeper())
+        };
+        lease.is_durable && parts.iter().all(&mut has_snapshots)
+    }
+
+    /// A lease on several workers is suspended, as one of these drains or cannot be reached.
+    pub(super) fn suspend_for_worker(&mut self, id: LeaseId) {
+        let until = self.now + 600_000;
+        let leases = self.leases.as_mut();
+        let lease = leases.and_then(|leases| leases.get_mut(&id));
+        if let Some(lease) = lease.filter(|lease| !lease.is_suspended) {
+            let first = lease.lease_devices[0].worker;
+            let is_good = |it: &DeviceRef| {
+                let known = self.workers[it.worker.0 as usize].known.as_ref();
+                known.is_some_and(|known| known.connected && !known.is_draining())
+            };
+            assert!(lease.lease_devices.iter().any(|it| it.worker != first));
+            assert!(
+                !lease.lease_devices.iter().all(is_good),
+                "{id} had all its workers"
+            );
+            lease.suspend_until(until);
+        }
     }
 
     pub(super) fn leaving(&mut self, i: usize) {
@@ -177,7 +227,7 @@ impl World {
     /// An administrator or the client suspends a lease that was granted at some time.
     pub(super) fn suspend_lease(&mut self, nth: usize, by: Suspender) {
         let lease = self.lease_of_any_client(nth);
-        let is_possible = self.engine.check_suspend(lease).is_ok();
+        let is_possible = self.engine.check_suspend(lease, by).is_ok();
         let known = self
             .leases
             .as_mut()
@@ -481,29 +531,39 @@ impl World {
     fn lose_leases_of(&mut self, i: usize) {
         let id = WorkerId(self.workers[i].id);
         let lost_until = self.now + 600_000;
-        let Some(leases) = &mut self.leases else {
+        let Some(mut leases) = self.leases.take() else {
             return;
         };
-        leases.retain(|_, lease| {
+        leases.retain(|lease_id, lease| {
             let mut devices = lease.lease_devices.iter();
             let is_its = devices.any(|device_ref| device_ref.worker == id);
+            let is_on_several = lease.lease_devices.iter().any(|it| it.worker != id);
             if lease.is_suspended {
+                let mut places = BTreeSet::new();
                 let is_left = |part: &mut SuspendedPart| {
-                    part.holders.remove(&id);
-                    !part.holders.is_empty()
+                    part.holders.retain(|holder| *holder != id);
+                    let mut holders = part.holders.iter();
+                    holders.any(|holder| places.insert(*holder))
                 };
                 return lease.parts.iter_mut().all(is_left);
             }
-            if lease.keeper == Some(id) {
-                lease.keeper = None;
+            if is_its && is_on_several {
+                let known = self.engine.leases().get(*lease_id).unwrap();
+                let goes_on = self.has_all_snapshots(known, Some(id), None);
+                lease.suspend_until(lost_until);
+                return goes_on;
+            }
+            if lease.keepers.values().any(|keeper| keeper.worker == id) {
+                lease.keepers.retain(|_, keeper| keeper.worker != id);
                 return lease.lost_until.is_none();
             }
             if is_its && lease.lost_until.is_none() {
                 lease.lost_until = Some(lost_until);
-                return lease.keeper.is_some();
+                return !lease.keepers.is_empty();
             }
             true
         });
+        self.leases = Some(leases);
     }
 
     /// A worker is back: leases that were lost with it go on there, if it still has such a device.
@@ -533,6 +593,15 @@ impl World {
                 !is_its || has_all
             });
         }
+    }
+}
+
+impl SimLease {
+    /// Something has happened to a lease that does not end for it, if it goes on by then.
+    fn suspend_until(&mut self, until: u64) {
+        self.lease_devices.clear();
+        self.is_suspended = true;
+        self.lost_until = Some(until);
     }
 }
 

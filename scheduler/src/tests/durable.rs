@@ -67,6 +67,7 @@ pub(super) fn drop_snapshots(keeper: u64, lease: u64) -> Command {
     Command::DropSnapshots {
         keeper: WorkerId(keeper),
         lease: LeaseId(lease),
+        source: None,
     }
 }
 

@@ -46,7 +46,11 @@ impl World {
             moved.lost_until = None;
             let have_snapshots = match moved.is_suspended {
                 true => are_at_holders(&device_refs, &moved.parts),
-                false => device_refs.iter().all(|it| moved.keeper == Some(it.worker)),
+                false => {
+                    let mut keepers = moved.keepers.values();
+                    let keeper = keepers.next().map(|keeper| keeper.worker);
+                    device_refs.iter().all(|it| Some(it.worker) == keeper)
+                }
             };
             assert!(have_snapshots, "{lease}");
             moved.is_suspended = false;
@@ -85,7 +89,8 @@ impl World {
     pub(super) fn check_keeper(&self, lease: LeaseId, source: &Peer, keeper: &Peer) {
         assert_ne!(source.worker, keeper.worker);
         let known = self.engine.leases().get(lease).unwrap();
-        assert_eq!(known.only_worker(), Some(source.worker));
+        let workers = known.workers();
+        assert!(workers.contains(&source.worker) && !workers.contains(&keeper.worker));
         for peer in [source, keeper] {
             let i = self.connected_worker(peer.worker);
             assert_eq!(peer.endpoint, endpoint(peer.worker.0));
@@ -94,66 +99,78 @@ impl World {
         }
     }
 
-    /// Every durable lease of exact devices of one worker has a keeper, if another worker has as
-    /// many such devices and stays. A lease that is lost can move, or its keeper has too few free
+    /// Every durable lease of exact devices has a keeper for each of its workers, if another worker has
+    /// as many such devices and stays. A lease that is lost can move, or its keeper has too few free
     /// devices, or its client is away.
     pub(super) fn check_keepers(&self) {
-        let is_exact = |device: &DeviceSpec| device.fingerprint.is_some();
         let free = self.free();
         for (id, lease) in self.engine.leases().iter() {
             self.check_held_back(id, lease, &free);
             self.check_resuming(id, lease, &free);
-            let Some(own) = lease.only_worker().filter(|_| lease.is_durable) else {
+            if !lease.is_durable {
                 assert!(lease.keepers.is_empty() && lease.lost().is_none(), "{id}");
                 continue;
-            };
-            let own_devices = lease.lease_devices.keys();
-            let own_devices = own_devices.map(|device_ref| self.known_device(*device_ref));
-            let own_devices: Vec<_> = own_devices.collect();
-            let count = own_devices.len();
-            let known = own_devices.iter().flatten();
-            let largest = known.map(|device| device.memory_bytes).max();
-            let memory_bytes = largest.unwrap_or_default();
-            let can_keep = |worker: &SimWorker| {
-                let known = worker.known.as_ref().filter(|known| !known.is_draining());
-                let devices = known.into_iter().flat_map(|known| &known.devices);
-                let equal = devices.filter(|d| is_exact(d) && d.memory_bytes >= memory_bytes);
-                worker.id != own.0 && !worker.unanswered.contains(&id) && equal.count() >= count
-            };
-            let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
-            let own_keeper = lease.only_keeper();
-            if let Some(Keeper { worker: keeper, .. }) = own_keeper {
-                assert!(
-                    lease.lost().is_some() || keepers.iter().any(|w| w.id == keeper.0),
-                    "{id} has keeper {keeper}"
-                );
             }
-            let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
-            let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
-            if lease.lost().is_none() {
-                let is_possible = own_devices.iter().all(|it| it.is_some_and(is_exact));
-                let is_connected =
-                    |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
-                let is_expected = is_possible
-                    && own_worker.is_some_and(|it| it.connected)
-                    && keepers.into_iter().any(is_connected);
-                assert!(own_keeper.is_some() || !is_expected, "{id} has no keeper");
-                assert!(own_keeper.is_none() || is_possible, "{id} has a keeper");
+            let parts = lease.devices_by_worker();
+            assert!(lease.lost().is_none() || parts.len() == 1, "{id}");
+            for (own, devices) in &parts {
+                self.check_keeper_of(id, lease, *own, devices);
             }
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
-            let fits = |free: &&DeviceRef| {
-                let is_there = |keeper: &Keeper| {
-                    let device = self.device(**free);
-                    keeper.worker == free.worker && keeper.requirement.accepts(device)
+            if let (Some(keeper), true) = (lease.only_keeper(), lease.owner.is_some_and(attached)) {
+                let fits = |free: &&DeviceRef| {
+                    let accepts = keeper.requirement.accepts(self.device(**free));
+                    let holder = self.engine.held_back().get(free);
+                    free.worker == keeper.worker
+                        && accepts
+                        && holder.is_none_or(|holder| *holder == id)
                 };
-                let holder = self.engine.held_back().get(free);
-                own_keeper.is_some_and(is_there) && holder.is_none_or(|holder| *holder == id)
-            };
-            let has_room = free.iter().filter(fits).count() >= count;
-            let can_move = lease.owner.is_some_and(attached) && has_room;
-            let is_draining = own_worker.is_some_and(KnownWorker::is_draining);
-            let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
-            assert!(!must_move || !can_move, "{id} could move");
+                let has_room = free.iter().filter(fits).count() >= lease.lease_devices.len();
+                let own = lease.only_worker().unwrap();
+                let own = self.workers.iter().find(|worker| worker.id == own.0);
+                let own = own.and_then(|worker| worker.known.as_ref());
+                let is_draining = own.is_some_and(KnownWorker::is_draining);
+                let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
+                assert!(!must_move || !has_room, "{id} could move");
+            }
+        }
+    }
+
+    fn check_keeper_of(&self, id: LeaseId, lease: &Lease, own: WorkerId, devices: &[DeviceRef]) {
+        let is_exact = |device: &DeviceSpec| device.fingerprint.is_some();
+        let own_devices = devices.iter().map(|it| self.known_device(*it));
+        let own_devices: Vec<_> = own_devices.collect();
+        let known = own_devices.iter().flatten();
+        let largest = known.map(|device| device.memory_bytes).max();
+        let memory_bytes = largest.unwrap_or_default();
+        let workers = lease.workers();
+        let can_keep = |worker: &SimWorker| {
+            let known = worker.known.as_ref().filter(|known| !known.is_draining());
+            let devices = known.into_iter().flat_map(|known| &known.devices);
+            let equal = devices.filter(|d| is_exact(d) && d.memory_bytes >= memory_bytes);
+            !workers.contains(&WorkerId(worker.id))
+                && !worker.unanswered.contains(&id)
+                && equal.count() >= own_devices.len()
+        };
+        let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
+        let keeper = lease.keepers.get(&own);
+        if let Some(Keeper { worker: keeper, .. }) = keeper {
+            assert!(
+                lease.lost().is_some() || keepers.iter().any(|w| w.id == keeper.0),
+                "{id} has keeper {keeper}"
+            );
+        }
+        let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
+        let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
+        if lease.lost().is_none() {
+            let is_possible = own_devices.iter().all(|it| it.is_some_and(is_exact));
+            let is_connected =
+                |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
+            let is_expected = is_possible
+                && own_worker.is_some_and(|it| it.connected)
+                && keepers.into_iter().any(is_connected);
+            assert!(keeper.is_some() || !is_expected, "{id} has no keeper");
+            assert!(keeper.is_none() || is_possible, "{id} has a keeper");
         }
     }
 
@@ -176,12 +193,20 @@ impl World {
             let ends = self.workers[holder.0 as usize].unanswered.contains(&id);
             !ends && free.iter().filter(fits).count() >= part.devices
         };
+        let is_ending = |holder: &WorkerId| {
+            let worker = &self.workers[holder.0 as usize];
+            let known = worker.known.as_ref();
+            known.is_some_and(|known| known.connected) && worker.unanswered.contains(&id)
+        };
+        let has_old_process = lease.parts.len() > 1 && lease.holders().iter().any(is_ending);
+        let mut places = BTreeSet::new();
         let mut parts = lease.parts.iter();
         let all_can = parts.all(|part| {
             let mut holders = part.holders.iter();
-            holders.any(|holder| can_go_on_at(holder, part))
+            let free = holders.find(|it| !places.contains(*it) && can_go_on_at(it, part));
+            free.is_some_and(|holder| places.insert(*holder))
         });
-        assert!(!all_can, "{id} could go on");
+        assert!(has_old_process || !all_can, "{id} could go on");
     }
 
     /// Only devices of workers that have its snapshots are held back for a lease without devices: free

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::world::{MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, meets_demand};
 use super::*;
+use crate::lease::Standing;
 
 impl World {
     pub(super) fn check_invariants(&self) {
@@ -169,7 +170,10 @@ impl World {
                     .any(|w| w.known.is_some() && w.id == id.0)
             };
             let workers_here = lease.workers().into_iter().all(known);
-            assert_eq!(lease.rejoin_by.is_none(), workers_here, "{id}");
+            let is_interrupted =
+                matches!(lease.standing, Standing::Resuming { cause: Some(_), .. });
+            let has_all = workers_here && !is_interrupted;
+            assert_eq!(lease.rejoin_by.is_none(), has_all, "{id}");
         }
         if let Some(leases) = &self.leases {
             let away = self.workers.iter().filter_map(SimWorker::lost_at);

@@ -98,20 +98,6 @@ fn devices_are_not_held_back_once_the_lost_lease_is_over() {
     check(pair_kept_by_worker_2().into_iter().chain(over));
 }
 
-#[test]
-fn lease_on_several_workers_does_not_outlive_one_of_them() {
-    let here = [(1, 0, exact(16)), (2, 0, exact(16))];
-    let engine = check([
-        (0, join(1, &[exact(16)]), vec![]),
-        (0, join(2, &[exact(16)]), vec![]),
-        (0, attach(1), vec![]),
-        (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
-        (2, join(3, &[exact(16), exact(16)]), vec![]),
-    ]);
-    let refused = Err(CannotMove::SeveralWorkers);
-    assert_eq!(engine.check_move(LeaseId(10)), refused);
-}
-
 fn unreachable(id: u64, lease: u64) -> Event {
     let lease = LeaseId(lease);
     client(id, ClientEvent::Unreachable { lease })

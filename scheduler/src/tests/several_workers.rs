@@ -1,5 +1,5 @@
-//! Durable leases with devices of several workers: a process of one dies, or an administrator suspends
-//! them.
+//! Durable leases with devices of several workers: a process of one dies, one is lost, drains or cannot be
+//! reached, or an administrator suspends them.
 
 use super::durable::*;
 use super::suspension::*;
@@ -40,7 +40,19 @@ fn waits_after_death(worker: u64, workers: &[&str]) -> Command {
         client: ClientId(1),
         lease: LeaseId(10),
         waits_for: workers.iter().map(ToString::to_string).collect(),
+        needs_all: true,
         cause: Some(died(worker)),
+    }
+}
+
+/// The client learns that its lease was resumed, and waits for devices of both workers.
+fn waits_for_both() -> Command {
+    Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w1".into(), "w2".into()],
+        needs_all: true,
+        cause: None,
     }
 }
 
@@ -279,7 +291,7 @@ fn lease_ends_if_a_worker_with_its_snapshots_is_lost_meanwhile() {
         worker: WorkerId(1),
         name: "w1".into(),
     };
-    let lost = [
+    let steps = [
         (4, released(2, 10), vec![]),
         (
             5,
@@ -287,7 +299,7 @@ fn lease_ends_if_a_worker_with_its_snapshots_is_lost_meanwhile() {
             vec![drop_snapshots(2, 10), ended(1, 10, gone)],
         ),
     ];
-    check(interrupted_at_2().into_iter().chain(lost));
+    check(interrupted_at_2().into_iter().chain(steps));
 }
 
 #[test]
@@ -338,7 +350,7 @@ fn resumed_lease_waits_for_devices_of_all_its_workers() {
         (4, attach(2), vec![]),
         (5, request(2, 2, 1), vec![granted(2, 2, &other)]),
         (5, released(1, 10), vec![]),
-        (6, resume(10), vec![waits_for(1, 10, &[1, 2])]),
+        (6, resume(10), vec![waits_for_both()]),
         (7, release(2, 20), vec![end_lease(2, 20)]),
         (8, released(2, 20), vec![moved_back(1)]),
     ];
@@ -348,17 +360,227 @@ fn resumed_lease_waits_for_devices_of_all_its_workers() {
 #[test]
 fn lease_is_not_suspended_without_all_its_snapshots() {
     let engine = check(on_two_workers());
-    assert_eq!(engine.check_suspend(LeaseId(10)), Ok(()));
+    assert_eq!(
+        engine.check_suspend(LeaseId(10), Suspender::Administrator),
+        Ok(())
+    );
     assert_eq!(
         engine.check_move(LeaseId(10)),
         Err(CannotMove::SeveralWorkers)
     );
     let lacks_one = [(3, kept(2, &[]), vec![])];
     let engine = check(on_two_workers().into_iter().chain(lacks_one));
-    assert_eq!(engine.check_suspend(LeaseId(10)), Err(CannotMove::NoHolder));
+    assert_eq!(
+        engine.check_suspend(LeaseId(10), Suspender::Administrator),
+        Err(CannotMove::NoHolder)
+    );
     let engine = check(interrupted_at_2());
     assert_eq!(
-        engine.check_suspend(LeaseId(10)),
+        engine.check_suspend(LeaseId(10), Suspender::Administrator),
         Err(CannotMove::Interrupted)
     );
+}
+
+/// As [`on_two_workers`], and worker 3 keeps the snapshots of both.
+fn kept_by_worker_3() -> Vec<Step> {
+    let mut steps = on_two_workers();
+    steps.extend([
+        (
+            2,
+            join(3, &[exact(16), exact(16)]),
+            vec![keep(10, 1, 3), keep(10, 2, 3)],
+        ),
+        (2, kept(1, &[(10, 1), (10, 3)]), vec![]),
+        (2, kept(2, &[(10, 2), (10, 3)]), vec![]),
+    ]);
+    steps
+}
+
+fn waits_because(cause: EndReason, workers: &[&str]) -> Command {
+    Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: workers.iter().map(ToString::to_string).collect(),
+        needs_all: true,
+        cause: Some(cause),
+    }
+}
+
+fn hold(holder: u64) -> Command {
+    Command::HoldSnapshots {
+        holder: WorkerId(holder),
+        lease: LeaseId(10),
+    }
+}
+
+/// Worker 3 drops what it has of the sessions of another worker.
+fn drop_those_of(source: u64) -> Command {
+    Command::DropSnapshots {
+        keeper: WorkerId(3),
+        lease: LeaseId(10),
+        source: Some(Peer {
+            worker: WorkerId(source),
+            endpoint: endpoint(source),
+        }),
+    }
+}
+
+#[test]
+fn lease_goes_on_at_the_keeper_of_a_lost_worker() {
+    let steps = [
+        (
+            3,
+            worker_left(1),
+            vec![
+                end_and_keep(2, 10),
+                hold(3),
+                waits_because(lost(1), &["w3", "w2"]),
+            ],
+        ),
+        (
+            4,
+            released(2, 10),
+            // The ranks of worker 1 are first, as before.
+            vec![
+                drop_those_of(2),
+                moved_to_several(1, &[(3, 0, 16), (3, 1, 16), (2, 0, 16)]),
+            ],
+        ),
+        (
+            5,
+            join(4, &[exact(16), exact(16)]),
+            vec![keep(10, 2, 4), keep(10, 3, 4)],
+        ),
+    ];
+    check(kept_by_worker_3().into_iter().chain(steps));
+}
+
+#[test]
+fn lease_ends_if_a_lost_worker_has_no_keeper() {
+    let steps = [
+        (2, kept(1, &[(10, 1)]), vec![]),
+        (
+            3,
+            worker_left(1),
+            vec![
+                end_lease(2, 10),
+                drop_snapshots(3, 10),
+                ended(1, 10, lost(1)),
+            ],
+        ),
+    ];
+    check(kept_by_worker_3().into_iter().chain(steps));
+}
+
+#[test]
+fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
+    let unreachable = || {
+        let lease = LeaseId(10);
+        client(1, ClientEvent::Unreachable { lease })
+    };
+    let cause = EndReason::WorkerUnreachable {
+        worker: WorkerId(2),
+        name: "w2".into(),
+    };
+    let steps = [
+        (3, unreachable(), vec![]),
+        (4, worker_disconnected(2), vec![]),
+        (
+            5,
+            unreachable(),
+            vec![
+                end_and_keep(1, 10),
+                hold(3),
+                waits_because(cause, &["w1", "w3"]),
+            ],
+        ),
+        (
+            6,
+            released(1, 10),
+            vec![
+                drop_those_of(1),
+                moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
+            ],
+        ),
+        // It still runs its part, in a process that nobody can use.
+        (
+            7,
+            join_holding(2, &[exact(16)], &[(10, 0)]),
+            vec![end_lease(2, 10)],
+        ),
+        (8, released(2, 10), vec![keep(10, 3, 2)]),
+    ];
+    check(kept_by_worker_3().into_iter().chain(steps));
+}
+
+#[test]
+fn lease_leaves_a_worker_that_drains_once_there_are_devices() {
+    let drain = Event::Drain {
+        worker: WorkerId(2),
+        is_drained: true,
+    };
+    let cause = EndReason::WorkerDrains {
+        worker: WorkerId(2),
+        name: "w2".into(),
+    };
+    let others = [(3, 0, exact(16)), (3, 1, exact(16))];
+    let drained = [
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 2), vec![granted(2, 2, &others)]),
+        (4, drain, vec![]),
+        (5, release(2, 20), vec![end_lease(3, 20)]),
+        (
+            6,
+            released(3, 20),
+            vec![
+                end_and_keep(1, 10),
+                end_lease(2, 10),
+                hold(3),
+                waits_because(cause, &["w1", "w3"]),
+            ],
+        ),
+        (7, released(2, 10), vec![]),
+        (
+            8,
+            released(1, 10),
+            vec![
+                drop_those_of(1),
+                moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
+            ],
+        ),
+    ];
+    check(kept_by_worker_3().into_iter().chain(drained));
+}
+
+#[test]
+fn interrupted_lease_ends_if_there_are_no_devices_for_long() {
+    let taken = [(3, 0, exact(16)), (3, 1, exact(16))];
+    let not_resumed = EndReason::NotResumed {
+        cause: Box::new(lost(1)),
+        workers: "w3, w2".into(),
+    };
+    let steps = [
+        (3, attach(2), vec![]),
+        (3, request(2, 2, 2), vec![granted(2, 2, &taken)]),
+        (
+            3,
+            worker_left(1),
+            vec![
+                end_and_keep(2, 10),
+                hold(3),
+                waits_because(lost(1), &["w3", "w2"]),
+            ],
+        ),
+        (4, released(2, 10), vec![]),
+        (
+            600_003,
+            tick(),
+            vec![
+                drop_snapshots(2, 10),
+                drop_snapshots(3, 10),
+                ended(1, 10, not_resumed),
+            ],
+        ),
+    ];
+    check(kept_by_worker_3().into_iter().chain(steps));
 }

@@ -26,6 +26,7 @@ pub(super) fn waits_for(client: u64, lease: u64, workers: &[u64]) -> Command {
         client: ClientId(client),
         lease: LeaseId(lease),
         waits_for: workers.iter().map(|worker| format!("w{worker}")).collect(),
+        needs_all: false,
         cause: None,
     }
 }
@@ -95,6 +96,59 @@ fn client_resumes_only_what_it_has_suspended() {
         (5, by_client, vec![moved(1, 10, 1, 1, 0)]),
     ];
     check(kept_by_worker_1().into_iter().chain(own));
+}
+
+#[test]
+fn administrator_takes_over_what_the_client_has_suspended() {
+    let by_client = Event::SuspendLease {
+        lease: LeaseId(10),
+        by: Suspender::Client,
+    };
+    let steps = [
+        (3, by_client, vec![end_and_keep(1, 10), suspended(1, 10)]),
+        (4, suspend(10), vec![suspended(1, 10)]),
+    ];
+    let engine = check(kept_by_worker_1().into_iter().chain(steps));
+    assert_eq!(
+        engine.check_resume(LeaseId(10), Suspender::Client),
+        Err(CannotResume::ByAdministrator)
+    );
+}
+
+#[test]
+fn client_suspends_a_few_leases() {
+    let mut steps = vec![(0, join(1, &[exact(16)]), vec![]), (0, attach(1), vec![])];
+    for request in 1..9 {
+        let lease = request * 10;
+        steps.extend([
+            (
+                request,
+                request_durable(1, request),
+                vec![granted_exact(1, request, 1, 0)],
+            ),
+            (request, restorable(1, lease, true), vec![]),
+            (request, kept(1, &[(lease, 1)]), vec![]),
+            (
+                request,
+                Event::SuspendLease {
+                    lease: LeaseId(lease),
+                    by: Suspender::Client,
+                },
+                vec![end_and_keep(1, lease), suspended(1, lease)],
+            ),
+            (request, released(1, lease), vec![]),
+        ]);
+    }
+    steps.extend([
+        (9, request_durable(1, 9), vec![granted_exact(1, 9, 1, 0)]),
+        (9, restorable(1, 90, true), vec![]),
+        (9, kept(1, &[(90, 1)]), vec![]),
+    ]);
+    let engine = check(steps);
+    let check = |by| engine.check_suspend(LeaseId(90), by);
+    let limit = CannotMove::ClientLimit { max: 8 };
+    assert_eq!(check(Suspender::Client), Err(limit));
+    assert_eq!(check(Suspender::Administrator), Ok(()));
 }
 
 #[test]
@@ -252,7 +306,7 @@ fn suspended_lease_ends_with_its_client() {
 fn reasons_name_what_is_missing() {
     let engine = check(suspended_at_worker_1());
     assert_eq!(
-        engine.check_suspend(LeaseId(10)),
+        engine.check_suspend(LeaseId(10), Suspender::Administrator),
         Err(CannotMove::Suspended)
     );
     assert_eq!(engine.check_move(LeaseId(10)), Err(CannotMove::Suspended));
@@ -274,7 +328,10 @@ fn reasons_name_what_is_missing() {
         .into_iter()
         .chain([(3, kept(1, &[]), vec![])]);
     let engine = check(no_room);
-    assert_eq!(engine.check_suspend(LeaseId(10)), Err(CannotMove::NoHolder));
+    assert_eq!(
+        engine.check_suspend(LeaseId(10), Suspender::Administrator),
+        Err(CannotMove::NoHolder)
+    );
     let waits = suspended_at_worker_1().into_iter().chain([
         (5, attach(2), vec![]),
         (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
@@ -295,7 +352,10 @@ fn reasons_name_what_is_missing() {
         .into_iter()
         .chain([(3, worker_disconnected(1), vec![])]);
     let away = check(away);
-    assert_eq!(away.check_suspend(LeaseId(10)), Err(CannotMove::WorkerAway));
+    assert_eq!(
+        away.check_suspend(LeaseId(10), Suspender::Administrator),
+        Err(CannotMove::WorkerAway)
+    );
     let snapshot = engine.lease(LeaseId(10)).unwrap().suspension.unwrap();
     assert!(snapshot.is_resumed && snapshot.holders == ["w1"]);
 }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::lease::{Lease, SuspendedPart};
+use crate::lease::{Keeper, SuspendedPart};
 
 pub(super) struct World {
     pub(super) engine: Engine,
@@ -115,9 +115,9 @@ pub(super) struct SimLease {
     pub(super) client: usize,
     pub(super) lease_devices: Vec<DeviceRef>,
     pub(super) absent_since: Option<u64>,
-    /// The worker that keeps its snapshots, by the engine's choice.
-    pub(super) keeper: Option<WorkerId>,
-    /// When the lease ends because its worker was lost, in ms.
+    /// The workers that keep its snapshots, by the engine's choice, by the lease's own workers.
+    pub(super) keepers: BTreeMap<WorkerId, Keeper>,
+    /// When the lease ends because a worker was lost, or a process has died, in ms.
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
     pub(super) is_suspended: bool,
@@ -188,8 +188,7 @@ impl World {
         }
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
-            let keeper = known.and_then(Lease::only_keeper);
-            lease.keeper = keeper.map(|keeper| keeper.worker);
+            lease.keepers = known.map_or_else(BTreeMap::new, |known| known.keepers.clone());
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
         }
         self.check_invariants();
@@ -258,7 +257,19 @@ impl World {
                 self.move_lease(*client, *lease, *epoch, devices);
             }
             Command::Interrupted { client, lease, .. } => self.check_interrupted(*client, *lease),
-            Command::Suspended { client, lease, .. } => self.check_suspended(*client, *lease),
+            Command::Suspended {
+                client,
+                lease,
+                cause,
+                ..
+            } => {
+                if let Some(EndReason::WorkerDrains { .. } | EndReason::WorkerUnreachable { .. }) =
+                    cause
+                {
+                    self.suspend_for_worker(*lease);
+                }
+                self.check_suspended(*client, *lease);
+            }
             Command::KeepSnapshots {
                 lease,
                 source,
@@ -378,7 +389,7 @@ impl World {
                 client,
                 lease_devices: lease_devices.clone(),
                 absent_since: None,
-                keeper: None,
+                keepers: BTreeMap::new(),
                 lost_until: None,
                 is_suspended: false,
                 parts: Vec::new(),

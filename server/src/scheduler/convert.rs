@@ -444,6 +444,9 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::SnapshotsLost { .. }
         | EndReason::ProcessDied { .. }
         | EndReason::NotRestored { .. }
+        | EndReason::NotResumed { .. }
+        | EndReason::WorkerDrains { .. }
+        | EndReason::WorkerUnreachable { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
@@ -467,11 +470,13 @@ pub(super) fn interrupted(lease: LeaseId, reason: &EndReason) -> PoolMessage {
 pub(super) fn suspended(
     lease: LeaseId,
     waits_for: Vec<String>,
+    needs_all: bool,
     cause: Option<&EndReason>,
 ) -> PoolMessage {
     pool_message(pool_message::Body::Suspended(v1::Suspended {
         lease_id: lease.0,
         waits_for,
+        needs_all,
         cause: cause.map(ToString::to_string).unwrap_or_default(),
     }))
 }

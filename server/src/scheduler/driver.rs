@@ -390,6 +390,7 @@ impl Driver {
                 client,
                 lease,
                 waits_for,
+                needs_all,
                 cause,
             } => {
                 let workers = waits_for.join(", ");
@@ -400,7 +401,10 @@ impl Driver {
                         info!(%client, %lease, "lease waits for devices of {workers}: {cause}");
                     }
                 }
-                self.send(client, convert::suspended(lease, waits_for, cause.as_ref()))
+                self.send(
+                    client,
+                    convert::suspended(lease, waits_for, needs_all, cause.as_ref()),
+                )
             }
             Command::KeepSnapshots {
                 lease,
@@ -410,9 +414,11 @@ impl Driver {
             Command::HoldSnapshots { holder, lease } => {
                 self.send_to_worker(holder, worker_commands::hold_snapshots(lease))
             }
-            Command::DropSnapshots { keeper, lease } => {
-                self.send_to_worker(keeper, worker_commands::drop_snapshots(lease))
-            }
+            Command::DropSnapshots {
+                keeper,
+                lease,
+                source,
+            } => self.send_to_worker(keeper, worker_commands::drop_snapshots(lease, source)),
             Command::Refused {
                 client,
                 request,

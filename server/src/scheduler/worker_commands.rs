@@ -81,10 +81,13 @@ pub(super) fn hold_snapshots(lease: LeaseId) -> WorkerCommand {
     }))
 }
 
-/// Builds the command to drop the snapshots that a worker keeps of a lease.
-pub(super) fn drop_snapshots(lease: LeaseId) -> WorkerCommand {
+/// Builds the command to drop the snapshots that a worker keeps of a lease: those that `source` has
+/// sent, or all.
+pub(super) fn drop_snapshots(lease: LeaseId, source: Option<Peer>) -> WorkerCommand {
+    let source = source.map(|source| source.endpoint.certificate_sha256.to_vec());
     worker_command(worker_command::Body::DropSnapshots(v1::DropSnapshots {
         lease_id: lease.0,
+        source_certificate_sha256: source.unwrap_or_default().into(),
     }))
 }
 

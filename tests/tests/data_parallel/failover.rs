@@ -22,7 +22,10 @@ use tensord_testkit::{
 /// some cuts twice.
 const PAUSE: Duration = Duration::from_millis(1300);
 
-/// Devices of a lease on one worker.
+/// How long a worker that is stopped may take to exit after its lease has left it.
+const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Devices of a lease on one worker, or on two.
 const RANKS: usize = 2;
 
 /// Trains replicas of a model on a lease of `ranks` devices of `cluster`, while `disturb` is called
@@ -194,4 +197,54 @@ fn mlp_on_two_workers_trains_on_when_it_is_suspended() {
     let logs = cluster.lock().unwrap().logs();
     assert_same(&records, &expected, &logs);
     assert!(suspended >= 3, "{suspended} suspensions");
+}
+
+/// Has one of the workers of the lease leave the pool by `remove` once its snapshots are at another one,
+/// and adds a worker in its place.
+fn replace_worker(cluster: &mut Cluster, count: usize, remove: impl FnOnce(&mut Process)) {
+    let is_running = |worker: &Process| !worker.processes_of_leases().is_empty();
+    let mut running = Vec::new();
+    cluster.wait(
+        "the lease to run, with its snapshots at another worker",
+        || {
+            let (workers, others): (Vec<_>, Vec<_>) = (0..)
+                .zip(&cluster.workers)
+                .partition(|(_, it)| is_running(it));
+            let kept = others
+                .iter()
+                .map(|(_, worker)| worker.snapshots_bytes().len());
+            running = workers.iter().map(|(index, _)| *index).collect();
+            running.len() == RANKS && kept.sum::<usize>() >= RANKS
+        },
+    );
+    remove(&mut cluster.workers[running[count % RANKS]]);
+    cluster.add_worker("flex");
+}
+
+/// Trains on a lease of two of three workers, which leave the pool one after the other by `remove`, while
+/// others take their places.
+fn check_workers_replaced(remove: impl Fn(&mut Process) + Send + 'static) {
+    const EPOCHS: usize = 60;
+    let _alone = training_lock();
+    let expected = undisturbed::<Mlp>(&["flex", "flex"], RANKS, EPOCHS);
+    let cluster = start(&["flex"; 3]);
+    let (records, replaced) = train::<Mlp>(&cluster, RANKS, EPOCHS, move |cluster, count| {
+        replace_worker(cluster, count, &remove);
+    });
+    let logs = cluster.lock().unwrap().logs();
+    assert_same(&records, &expected, &logs);
+    assert!(replaced >= 3, "{replaced} workers were replaced");
+}
+
+#[test]
+fn mlp_on_two_workers_trains_on_when_workers_are_killed() {
+    check_workers_replaced(Process::kill);
+}
+
+#[test]
+fn mlp_on_two_workers_trains_on_when_workers_are_stopped() {
+    check_workers_replaced(|worker| {
+        worker.signal("TERM");
+        assert_eq!(worker.exit_code(EXIT_DEADLINE), Some(0));
+    });
 }

@@ -91,6 +91,10 @@ impl LeaseHost for Supervisor {
         lock(&self.restarts).remove(&lease);
     }
 
+    fn drop_snapshots_of(&self, lease: LeaseId, source: Fingerprint) {
+        lock(&self.kept_for_others).forget_source(lease, source);
+    }
+
     fn hold_snapshots(&self, lease: LeaseId) {
         match lock(&self.leases).get_mut(&lease) {
             // Its snapshots are held once its process has ended.
@@ -219,9 +223,12 @@ impl Supervisor {
         });
         let sized: Vec<_> = sized.collect();
         drop(snapshots);
-        let mut free_bytes = lock(&self.kept_for_others).free_bytes();
+        let kept_for_others = lock(&self.kept_for_others);
+        let is_full = kept_for_others.is_full();
+        let mut free_bytes = kept_for_others.free_bytes();
+        drop(kept_for_others);
         let kept = sized.into_iter().map(|(lease, bytes)| {
-            let left = free_bytes.checked_sub(bytes);
+            let left = free_bytes.checked_sub(bytes).filter(|_| !is_full);
             free_bytes = left.unwrap_or(free_bytes);
             KeptLease {
                 lease_id: lease.0,

@@ -1,23 +1,25 @@
 //! The snapshots that this worker keeps for leases that other workers run, and those of suspended
 //! leases.
 //!
-//! The scheduler allows another worker to send the snapshots of a lease, and names the worker's
-//! certificate. If that worker is lost, the scheduler grants devices of this one to the lease,
-//! and the lease's process starts with these snapshots.
+//! The scheduler allows other workers of a lease to send the snapshots of the sessions that they run,
+//! and names the workers' certificates. If one of them is lost, the scheduler grants devices of this
+//! worker to the lease, and the lease's process starts with these snapshots.
 
 pub(super) mod connection;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
+    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
 use tensord_proto::ids::{LeaseId, SessionId};
 use tensord_transport::tls::Fingerprint;
 
-use super::snapshots::{KeptSnapshot, SnapshotBounds, Snapshots};
+use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, Snapshots};
+use crate::process_message::SnapshotInfo;
 
 /// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
 /// than the scheduler lets a lost lease wait (its recovery timeout).
@@ -27,18 +29,21 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1800);
 /// joins again, and queues at most 1024.
 const MAX_HELD: usize = 512;
 
-/// Maximum number of leases of other workers.
+/// Maximum number of leases of other workers, counted once for each of their workers.
 const MAX_SOURCES: usize = 1 << 16;
 
 /// The snapshots that this worker keeps for other workers.
 #[derive(Debug)]
 pub(super) struct KeptForOthers {
     /// Bounds of all snapshots, with those that are being received. The number of devices is that of
-    /// this worker: a lease that could move here has no more.
+    /// this worker: what could go on here of a lease has no more.
     bounds: SnapshotBounds,
     receiving_bytes: u64,
     snapshots: Snapshots,
-    sources: HashMap<LeaseId, Source>,
+    /// The workers that may send snapshots of a lease, each of its own sessions, by their certificates.
+    sources: BTreeMap<(LeaseId, [u8; 32]), Source>,
+    /// The number of the source that has sent the last snapshot of a session.
+    senders: BTreeMap<(LeaseId, SessionId), u64>,
     /// The suspended leases whose snapshots are held.
     held: BTreeSet<LeaseId>,
     /// Number of sources so far.
@@ -51,7 +56,8 @@ struct Source {
     /// Different for each source, so that a connection of an earlier one counts for no other.
     number: u64,
     name: String,
-    certificate: Fingerprint,
+    /// Whether it may send more. It may not once the lease is suspended.
+    may_send: bool,
     /// Number of its connections for the lease.
     connections: usize,
     /// When it was allowed, or its last connection ended.
@@ -64,14 +70,16 @@ impl KeptForOthers {
             bounds,
             receiving_bytes: 0,
             snapshots: Snapshots::default(),
-            sources: HashMap::new(),
+            sources: BTreeMap::new(),
+            senders: BTreeMap::new(),
             held: BTreeSet::new(),
             allowed: 0,
         }
     }
 
-    /// Allows the worker with this certificate to send the snapshots of a lease. No other may send
-    /// any.
+    /// Allows the worker with this certificate to send the snapshots of a lease's sessions that run
+    /// there. If the sessions ran at another worker before, the snapshots of that one have a lower
+    /// epoch, and do not replace later ones.
     pub(super) fn allow(
         &mut self,
         now: Instant,
@@ -79,39 +87,60 @@ impl KeptForOthers {
         name: String,
         certificate: Fingerprint,
     ) {
-        let known = self.sources.get(&lease);
-        if known.is_some_and(|source| source.certificate == certificate) {
-            return;
-        }
-        self.forget(lease);
-        if self.sources.len() >= MAX_SOURCES {
+        let key = (lease, certificate.0);
+        let is_known = self.sources.get(&key).is_some_and(|source| source.may_send);
+        if is_known || self.sources.len() >= MAX_SOURCES {
             return;
         }
         self.allowed += 1;
         let source = Source {
             number: self.allowed,
             name,
-            certificate,
+            may_send: true,
             connections: 0,
             last_seen: now,
         };
-        self.sources.insert(lease, source);
+        self.sources.insert(key, source);
     }
 
-    /// Drops all that is kept of a lease. Its worker may send no more.
+    /// Drops all that is kept of a lease. Its workers may send no more.
     pub(super) fn forget(&mut self, lease: LeaseId) {
-        self.sources.remove(&lease);
+        self.forget_sources(lease);
         self.held.remove(&lease);
         self.snapshots.forget_lease(lease);
+    }
+
+    fn forget_sources(&mut self, lease: LeaseId) {
+        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
+        self.sources.extract_if(all, |_, _| true).for_each(drop);
+        let all = (lease, SessionId(0))..=(lease, SessionId(u64::MAX));
+        self.senders.extract_if(all, |_, _| true).for_each(drop);
+    }
+
+    /// Drops what the worker with this certificate has sent of a lease. It may send no more.
+    pub(super) fn forget_source(&mut self, lease: LeaseId, certificate: Fingerprint) {
+        let Some(source) = self.sources.remove(&(lease, certificate.0)) else {
+            return;
+        };
+        let all = (lease, SessionId(0))..=(lease, SessionId(u64::MAX));
+        let is_its = |_: &(LeaseId, SessionId), number: &mut u64| *number == source.number;
+        let sessions: Vec<_> = self.senders.extract_if(all, is_its).collect();
+        for ((_, session), _) in sessions {
+            self.snapshots.forget_session(lease, session);
+        }
     }
 
     /// Holds the snapshots of a suspended lease until they are dropped or taken, if there are any. No
     /// worker may send more.
     pub(super) fn hold(&mut self, lease: LeaseId) {
-        if self.held.len() >= MAX_HELD || self.snapshots.size_of(lease).0 == 0 {
+        let is_new = !self.held.contains(&lease);
+        if is_new && self.is_full() || self.snapshots.size_of(lease).0 == 0 {
             return self.forget(lease);
         }
-        self.sources.remove(&lease);
+        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
+        for (_, source) in self.sources.range_mut(all) {
+            source.may_send = false;
+        }
         self.held.insert(lease);
     }
 
@@ -120,6 +149,11 @@ impl KeptForOthers {
         self.forget(lease);
         self.snapshots.adopt(lease, own);
         self.hold(lease);
+    }
+
+    /// Returns whether there is no place for another suspended lease.
+    pub(super) fn is_full(&self) -> bool {
+        self.held.len() >= MAX_HELD
     }
 
     /// Returns the suspended leases whose snapshots are held.
@@ -141,40 +175,78 @@ impl KeptForOthers {
         kept
     }
 
-    /// Drops the snapshots of leases whose worker has had no connection for long. The worker may
-    /// still send others.
+    /// Drops the snapshots of leases none of whose workers has had a connection for long. The workers
+    /// may still send others.
     pub(super) fn expire(&mut self, now: Instant) {
         let is_orphan = |source: &Source| {
             source.connections == 0 && now.duration_since(source.last_seen) >= ORPHAN_TIMEOUT
         };
-        let orphans = self.sources.iter().filter(|(_, source)| is_orphan(source));
-        for lease in orphans.map(|(lease, _)| *lease).collect::<Vec<_>>() {
+        let mut orphans = BTreeMap::new();
+        for ((lease, _), source) in &self.sources {
+            *orphans.entry(*lease).or_insert(true) &= is_orphan(source);
+        }
+        for (lease, _) in orphans.into_iter().filter(|(_, is_orphan)| *is_orphan) {
             self.snapshots.forget_lease(lease);
         }
     }
 
-    /// Returns the worker that may send snapshots of a lease, if it has this certificate.
+    /// Returns the worker with this certificate, if it may send snapshots of a lease.
     fn source(&mut self, lease: LeaseId, certificate: Option<Fingerprint>) -> Option<&mut Source> {
-        let source = self.sources.get_mut(&lease)?;
-        (Some(source.certificate) == certificate).then_some(source)
+        let source = self.sources.get_mut(&(lease, certificate?.0))?;
+        source.may_send.then_some(source)
     }
 
     /// Returns the worker with this number, if it may still send snapshots of a lease.
     fn numbered_source(&mut self, lease: LeaseId, number: u64) -> Option<&mut Source> {
-        let source = self.sources.get_mut(&lease)?;
-        (source.number == number).then_some(source)
+        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
+        let mut sources = self.sources.range_mut(all).map(|(_, source)| source);
+        sources.find(|source| source.number == number && source.may_send)
     }
 
-    /// Takes memory for a snapshot that is to be received, and drops those of its session that are
-    /// not needed any more, as its client has committed a later mark.
+    /// Returns whether another source than the one with this number has sent the last snapshot of a
+    /// session.
+    fn is_of_other(&self, lease: LeaseId, session: SessionId, number: u64) -> bool {
+        let sender = self.senders.get(&(lease, session));
+        sender.is_some_and(|sender| *sender != number)
+    }
+
+    /// Adds a snapshot that the source with this number has sent.
+    fn add(
+        &mut self,
+        lease: LeaseId,
+        number: u64,
+        epoch: u64,
+        info: SnapshotInfo,
+        file: OwnedFd,
+    ) -> Result<(), Refused> {
+        self.snapshots.add(lease, self.bounds, epoch, info, file)?;
+        let session = SessionId(info.session_id);
+        self.senders.insert((lease, session), number);
+        Ok(())
+    }
+
+    /// Drops the snapshots of a session that has ended, as the source with this number reports. It may
+    /// have gone on elsewhere, and another source may have sent snapshots of it.
+    fn end_session(&mut self, lease: LeaseId, session: SessionId, number: u64) {
+        if !self.is_of_other(lease, session, number) {
+            self.snapshots.forget_session(lease, session);
+            self.senders.remove(&(lease, session));
+        }
+    }
+
+    /// Takes memory for a snapshot that the source with this number is to send, and drops those of its
+    /// session that are not needed any more, as its client has committed a later mark.
     fn reserve(
         &mut self,
         lease: LeaseId,
+        number: u64,
         session: SessionId,
         committed: u64,
         size_bytes: u64,
     ) -> Result<(), String> {
-        self.snapshots.forget_before(lease, session, committed);
+        if !self.is_of_other(lease, session, number) {
+            self.snapshots.forget_before(lease, session, committed);
+        }
         let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
         if used_bytes.saturating_add(size_bytes) > self.bounds.max_bytes {
             return Err(format!(

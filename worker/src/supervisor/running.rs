@@ -98,6 +98,8 @@ impl Supervisor {
         self.forget_process(lease, queues);
         info!(%lease, "{how}");
         self.update(|table, now| table.exited(now, lease, &how));
+        // The scheduler must not take the lease for one that could go on.
+        self.reports.notify_one();
         false
     }
 

@@ -88,7 +88,7 @@ impl Snapshots {
     /// keep to `bounds`. Drops those of the session that are not needed any more.
     ///
     /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
-    /// earlier processes there are replaced.
+    /// earlier processes there are replaced, and do not replace those of later ones.
     pub(crate) fn add(
         &mut self,
         lease: LeaseId,
@@ -121,6 +121,11 @@ impl Snapshots {
             return Err(Refused::Full(reason));
         }
         let kept = sessions.entry(session).or_default();
+        if kept.last().is_some_and(|latest| latest.epoch > epoch) {
+            return Err(Refused::Full(
+                "there is a snapshot of a later process of the lease".into(),
+            ));
+        }
         if kept
             .last()
             .is_some_and(|latest| latest.epoch == epoch && latest.info.mark >= info.mark)
@@ -353,6 +358,11 @@ mod tests {
         assert_eq!(add(1, 2, 1).0, Err(Refused::Violation));
         assert_eq!(add(1, 3, 2), (Ok(()), vec![(1, 2), (1, 3)]));
         assert_eq!(used_units(&snapshots), 20);
+        let mut add =
+            |epoch, mark| snapshots.add(LEASE, MAX, epoch, info(1, mark, 2, 10), memory(10));
+        // A process that does not know that the lease has moved.
+        assert!(matches!(add(0, 4), Err(Refused::Full(_))));
+        assert_eq!(add(1, 4), Ok(()));
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Driver {
         lease: LeaseId,
         by: Suspender,
     ) -> Result<SuspendedLease, String> {
-        let checked = self.engine.check_suspend(lease);
+        let checked = self.engine.check_suspend(lease, by);
         checked.map_err(|reason| format!("lease {lease} cannot be suspended: {reason}"))?;
         self.apply(Event::SuspendLease { lease, by });
         let workers = self.suspension(lease);

@@ -168,7 +168,7 @@ impl SourceConnection {
                     let session = SessionId(ended.session_id);
                     let mut kept = lock(&self.supervisor.kept_for_others);
                     if kept.numbered_source(self.lease, self.number).is_some() {
-                        kept.snapshots.forget_session(self.lease, session);
+                        kept.end_session(self.lease, session, self.number);
                     }
                 }
                 (Body::SnapshotBegin(begin), None) => {
@@ -224,7 +224,10 @@ impl SourceConnection {
         let mut kept = lock(&self.supervisor.kept_for_others);
         // Another worker's connection must not drop snapshots.
         let reserved = match kept.numbered_source(self.lease, self.number) {
-            Some(_) => kept.reserve(self.lease, session, begin.committed, begin.size_bytes),
+            Some(_) => {
+                let (committed, size_bytes) = (begin.committed, begin.size_bytes);
+                kept.reserve(self.lease, self.number, session, committed, size_bytes)
+            }
             None => Err(MOVED.into()),
         };
         drop(kept);
@@ -271,8 +274,7 @@ impl SourceConnection {
             return Ok(None);
         }
         let file = OwnedFd::from(file);
-        let bounds = kept.bounds;
-        match kept.snapshots.add(self.lease, bounds, id.epoch, info, file) {
+        match kept.add(self.lease, self.number, id.epoch, info, file) {
             Ok(()) => Ok(Some((id, String::new()))),
             Err(Refused::Full(reason)) => Ok(Some((id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),

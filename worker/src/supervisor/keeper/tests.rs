@@ -27,17 +27,26 @@ fn allowed(now: Instant) -> KeptForOthers {
     kept
 }
 
-fn add(kept: &mut KeptForOthers, mark: u64) {
+fn memory() -> OwnedFd {
     let mut file = unnamed_memory("test").unwrap();
     file.write_all(&[1; 8]).unwrap();
     fcntl_add_seals(&file, SEALS).unwrap();
-    let info = SnapshotInfo {
-        session_id: 1,
+    file.into()
+}
+
+fn info(session_id: u64, mark: u64) -> SnapshotInfo {
+    SnapshotInfo {
+        session_id,
         mark,
         committed: 0,
         size_bytes: 8,
-    };
-    let added = kept.snapshots.add(LEASE, BOUNDS, 0, info, file.into());
+    }
+}
+
+fn add(kept: &mut KeptForOthers, mark: u64) {
+    let added = kept
+        .snapshots
+        .add(LEASE, BOUNDS, 0, info(1, mark), memory());
     assert_eq!(added, Ok(()));
 }
 
@@ -51,15 +60,30 @@ fn only_the_named_worker_may_send_snapshots() {
 }
 
 #[test]
-fn another_worker_begins_anew_and_the_same_one_goes_on() {
+fn each_worker_of_a_lease_ends_its_own_sessions() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    add(&mut kept, 1);
-    kept.allow(now, LEASE, "w1".into(), certificate(1));
-    assert_eq!(kept.snapshots.of(LEASE).len(), 1);
     kept.allow(now, LEASE, "w2".into(), certificate(2));
-    assert_eq!(kept.snapshots.of(LEASE).len(), 0);
-    assert!(kept.source(LEASE, Some(certificate(1))).is_none());
+    let number = |kept: &mut KeptForOthers, byte| {
+        let source = kept.source(LEASE, Some(certificate(byte)));
+        source.unwrap().number
+    };
+    let [first, second] = [1, 2].map(|byte| number(&mut kept, byte));
+    kept.add(LEASE, first, 0, info(1, 1), memory()).unwrap();
+    kept.add(LEASE, second, 0, info(2, 1), memory()).unwrap();
+    kept.end_session(LEASE, SessionId(1), second);
+    assert_eq!(kept.snapshots.of(LEASE).len(), 2);
+    // The session has gone on at the second worker, which the first one does not know.
+    kept.add(LEASE, second, 1, info(1, 2), memory()).unwrap();
+    kept.end_session(LEASE, SessionId(1), first);
+    let refused = kept.add(LEASE, first, 0, info(1, 3), memory());
+    assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
+    assert_eq!(kept.snapshots.of(LEASE).len(), 2);
+    kept.end_session(LEASE, SessionId(1), second);
+    kept.end_session(LEASE, SessionId(2), second);
+    assert_eq!(kept.snapshots.used_bytes(), 0);
+    kept.forget(LEASE);
+    assert!(kept.senders.is_empty() && kept.sources.is_empty());
 }
 
 #[test]
@@ -94,7 +118,7 @@ fn memory_is_taken_before_a_snapshot_is_received() {
     let mut kept = allowed(Instant::now());
     let max_bytes = 1 << 20;
     let reserve = |kept: &mut KeptForOthers, committed, size_bytes| {
-        kept.reserve(LEASE, SessionId(1), committed, size_bytes)
+        kept.reserve(LEASE, 1, SessionId(1), committed, size_bytes)
     };
     assert_eq!(reserve(&mut kept, 0, max_bytes), Ok(()));
     assert!(reserve(&mut kept, 0, 1).is_err());
@@ -119,4 +143,24 @@ fn connection_of_an_earlier_source_counts_for_no_other() {
     kept.allow(now, LEASE, "w1".into(), certificate(1));
     assert_ne!(number(&mut kept), first);
     assert!(kept.numbered_source(LEASE, first).is_none());
+}
+
+#[test]
+fn snapshots_of_one_source_are_dropped_while_the_lease_is_held() {
+    let now = Instant::now();
+    let mut kept = allowed(now);
+    kept.allow(now, LEASE, "w2".into(), certificate(2));
+    for byte in [1, 2] {
+        let number = kept.source(LEASE, Some(certificate(byte))).unwrap().number;
+        let session = u64::from(byte);
+        kept.add(LEASE, number, 0, info(session, 1), memory())
+            .unwrap();
+    }
+    kept.hold(LEASE);
+    assert!(kept.source(LEASE, Some(certificate(1))).is_none());
+    kept.forget_source(LEASE, certificate(2));
+    let left = kept.take(LEASE);
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].info.session_id, 1);
+    assert!(kept.senders.is_empty() && kept.sources.is_empty());
 }

@@ -1,0 +1,187 @@
+//! Leases on several workers that are interrupted: a process of one has died, or a worker is lost, drains,
+//! or can be reached neither by the scheduler nor by the client.
+//!
+//! All sessions of such a lease must go back to the same cut. So the whole lease is suspended and resumed:
+//! it goes on when its workers have released it, the part of a worker that is gone at the keeper.
+//! Until then it waits ahead of all others, as it had devices before.
+
+use std::time::Duration;
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use super::Engine;
+use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
+use crate::reason::{CannotMove, EndReason};
+
+/// How long the workers of a lease have to report its snapshots after one of its processes has died:
+/// several heartbeats, as a report may be older than the death.
+const INTERRUPTION_TIMEOUT: Duration = Duration::from_secs(3);
+
+impl Engine {
+    /// Has leases go on from their snapshots whose processes on `worker` have died. If a process on
+    /// one worker has died, those on the other workers of the lease must go on from the same cut, so
+    /// the whole lease is suspended and resumed. It ends if it cannot go on.
+    pub(super) fn on_interrupted(&mut self, worker: WorkerId, leases: Vec<(LeaseId, String)>) {
+        let now = self.now;
+        for (id, how) in leases {
+            let lease = self.leases.get_mut(id);
+            let is_its = |lease: &&mut Lease| {
+                lease.standing == Standing::Running && lease.workers().contains(&worker)
+            };
+            let Some(lease) = lease.filter(is_its) else {
+                continue;
+            };
+            lease.kept_at.insert(worker, KeptHere::WithoutRoom);
+            let since = *lease.interrupted_at.get_or_insert(now);
+            let is_over = now.saturating_since(since) >= INTERRUPTION_TIMEOUT;
+            let checked = self.check_reported(id);
+            let died = EndReason::ProcessDied { how: how.clone() };
+            match checked.and_then(|()| self.suspend_for(id, died)) {
+                Ok(()) => {}
+                // The worker will report the lease again.
+                Err(CannotMove::ClientAway | CannotMove::WorkerAway) => {}
+                Err(_) if !is_over => {}
+                Err(why) => self.end_lease(id, Some(EndReason::NotRestored { how, why })),
+            }
+        }
+    }
+
+    /// Takes its devices from a lease that runs, for `cause`, so that it goes on from its snapshots when
+    /// its workers have released it.
+    ///
+    /// # Errors
+    ///
+    /// Why it could not go on.
+    pub(super) fn suspend_for(&mut self, id: LeaseId, cause: EndReason) -> Result<(), CannotMove> {
+        let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
+        if !lease.is_durable || lease.standing != Standing::Running {
+            return Err(CannotMove::NotDurable);
+        }
+        self.suspended_parts(lease, true)?;
+        let (since, cause) = (self.now, Some(cause));
+        self.suspend_running(id, true, Standing::Resuming { since, cause });
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.rejoin_by = Some(since + self.options.recovery_timeout);
+        }
+        self.report_standing(id);
+        Ok(())
+    }
+
+    /// Returns whether it is known of a lease whose process has died whether it could go on from
+    /// snapshots. If its client is away, or could not go on, its sessions find that out.
+    ///
+    /// # Errors
+    ///
+    /// What is not known, or why the lease could not go on.
+    fn check_reported(&self, id: LeaseId) -> Result<(), CannotMove> {
+        let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
+        lease.owner.ok_or(CannotMove::ClientAway)?;
+        if !lease.is_durable {
+            return Err(CannotMove::NotDurable);
+        }
+        let workers = lease.workers();
+        let has_reported = |worker: &WorkerId| {
+            self.pool.is_connected(*worker) && lease.kept_at.contains_key(worker)
+        };
+        match workers.iter().all(has_reported) {
+            true => Ok(()),
+            false => Err(CannotMove::WorkerAway),
+        }
+    }
+
+    /// Has a lease go on elsewhere whose client cannot reach one of its workers, if the scheduler has no
+    /// stream from one either, and there are devices for it.
+    pub(super) fn on_one_unreachable(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.get(id) else {
+            return;
+        };
+        let workers = lease.workers().into_iter();
+        let known = workers.filter_map(|worker| Some((worker, self.pool.get(worker)?)));
+        let mut away = known.filter(|(worker, _)| !self.pool.is_connected(*worker));
+        if let Some((worker, away)) = away.next()
+            && self.can_go_on_now(id, lease)
+        {
+            let name = away.name().to_owned();
+            let _ = self.suspend_for(id, EndReason::WorkerUnreachable { worker, name });
+        }
+    }
+
+    /// Has leases go on elsewhere of which a worker drains, if there are devices for them.
+    pub(super) fn move_from_draining(&mut self) {
+        let several = self.leases.iter();
+        let several = several.filter(|(_, lease)| lease.only_worker().is_none());
+        let draining = several.filter_map(|(id, lease)| {
+            let workers = lease.workers().into_iter();
+            let known = workers.filter_map(|worker| Some((worker, self.pool.get(worker)?)));
+            let mut draining = known.filter(|(_, known)| known.is_draining());
+            let (worker, known) = draining.next()?;
+            let name = known.name().to_owned();
+            Some((id, EndReason::WorkerDrains { worker, name }))
+        });
+        for (id, cause) in draining.collect::<Vec<_>>() {
+            let lease = self.leases.get(id);
+            if lease.is_some_and(|lease| self.can_go_on_now(id, lease))
+                && self.suspend_for(id, cause).is_ok()
+            {
+                // The next lease must not count on them.
+                self.hold_back_devices(id);
+            }
+        }
+    }
+
+    /// Returns whether a lease that runs could go on at once without those of its workers that drain or
+    /// have no stream: its client is attached, and their keepers have the snapshots and free devices.
+    fn can_go_on_now(&self, id: LeaseId, lease: &Lease) -> bool {
+        let is_running = lease.standing == Standing::Running && lease.is_restorable;
+        if !is_running || self.attached_owner(id).is_none() {
+            return false;
+        }
+        let Ok(parts) = self.suspended_parts(lease, true) else {
+            return false;
+        };
+        let mut taken = Vec::new();
+        parts.iter().all(|part| {
+            let mut holders = part.holders.iter();
+            let chosen = holders.find(|holder| {
+                let (requirement, count) = (&part.requirement, part.devices);
+                let has_free = || {
+                    self.pool
+                        .free_equal(**holder, id, requirement, count)
+                        .is_some()
+                };
+                let stays = **holder == part.source && self.pool.is_connected(**holder);
+                !taken.contains(*holder) && (stays || **holder != part.source && has_free())
+            });
+            taken.extend(chosen);
+            chosen.is_some()
+        })
+    }
+
+    /// Returns whether a worker has not released a lease on several workers yet, and could hold a part
+    /// of it. All old processes must be gone before the first new one starts.
+    pub(super) fn has_old_process(&self, id: LeaseId, lease: &Lease) -> bool {
+        let is_old =
+            |worker: &WorkerId| self.pool.is_connected(*worker) && self.pool.is_ending(*worker, id);
+        lease.parts.len() > 1 && lease.holders().iter().any(is_old)
+    }
+
+    /// Has the workers of a lease drop the snapshots that they have of parts which go on elsewhere.
+    /// `places` has the worker of each device, in the order of the parts.
+    pub(super) fn drop_other_parts(
+        &mut self,
+        id: LeaseId,
+        parts: &[SuspendedPart],
+        places: &[WorkerId],
+    ) {
+        let mut rest = places;
+        for part in parts {
+            let (here, others) = rest.split_at(part.devices.min(rest.len()));
+            rest = others;
+            let place = here.first().copied();
+            let others = part.holders.iter().filter(|holder| Some(**holder) != place);
+            for holder in others.filter(|holder| places.contains(holder)) {
+                self.drop_snapshots_of(*holder, id, part.source);
+            }
+        }
+    }
+}
