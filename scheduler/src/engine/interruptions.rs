@@ -57,9 +57,9 @@ impl Engine {
         if !lease.is_durable || lease.standing != Standing::Running {
             return Err(CannotMove::NotDurable);
         }
-        self.suspended_parts(lease, true)?;
+        let parts = self.suspended_parts(lease, true)?;
         let (since, cause) = (self.now, Some(cause));
-        self.suspend_running(id, true, Standing::Resuming { since, cause });
+        self.suspend_running(id, parts, Standing::Resuming { since, cause });
         if let Some(lease) = self.leases.get_mut(id) {
             lease.rejoin_by = Some(since + self.options.recovery_timeout);
         }
@@ -67,8 +67,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether it is known of a lease whose process has died whether it could go on from
-    /// snapshots. If its client is away, or could not go on, its sessions find that out.
+    /// Checks whether a lease, a process of which has died, could go on from snapshots, as far as its
+    /// workers and its client have reported.
     ///
     /// # Errors
     ///

@@ -134,19 +134,27 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        match lease.is_suspended() {
-            true => lease.set_standing(Standing::Suspended { by }),
-            false => self.suspend_running(id, false, Standing::Suspended { by }),
+        let standing = Standing::Suspended { by };
+        if lease.is_suspended() {
+            lease.set_standing(standing);
+            return;
+        }
+        if let Some(lease) = self.leases.get(id)
+            && let Ok(parts) = self.suspended_parts(lease, false)
+        {
+            self.suspend_running(id, parts, standing);
         }
     }
 
-    /// Takes its devices from a lease that can be suspended, and is to go on `soon` or not. `standing` is
-    /// how it is then.
-    pub(super) fn suspend_running(&mut self, id: LeaseId, soon: bool, standing: Standing) {
+    /// Takes its devices from a lease, which becomes these `parts` and has this `standing` from then on.
+    /// The parts come from [`Engine::suspended_parts`].
+    pub(super) fn suspend_running(
+        &mut self,
+        id: LeaseId,
+        parts: Vec<SuspendedPart>,
+        standing: Standing,
+    ) {
         let Some(lease) = self.leases.get(id) else {
-            return;
-        };
-        let Ok(parts) = self.suspended_parts(lease, soon) else {
             return;
         };
         let (old_grants, workers) = (lease.grants(), lease.workers());

@@ -45,6 +45,16 @@ fn waits_after_death(worker: u64, workers: &[&str]) -> Command {
     }
 }
 
+/// Commands after a process of the lease at this worker has died: both workers end the lease and keep its
+/// snapshots, and the client learns what the lease waits for.
+fn ended_by_death(worker: u64) -> Vec<Command> {
+    vec![
+        end_and_keep(1, 10),
+        end_and_keep(2, 10),
+        waits_after_death(worker, &["w1", "w2"]),
+    ]
+}
+
 /// The client learns that its lease was resumed, and waits for devices of both workers.
 fn waits_for_both() -> Command {
     Command::Suspended {
@@ -77,18 +87,10 @@ fn moved_back(epoch: u64) -> Command {
     moved_to_several(epoch, &[(1, 0, 16), (1, 1, 16), (2, 0, 16)])
 }
 
-/// Process of worker 2 has died, and both workers end the lease and keep its snapshots.
+/// A process of worker 2 has died, and both workers end the lease and keep its snapshots.
 fn interrupted_at_2() -> Vec<Step> {
     let mut steps = on_two_workers();
-    steps.push((
-        3,
-        interrupted_at(2),
-        vec![
-            end_and_keep(1, 10),
-            end_and_keep(2, 10),
-            waits_after_death(2, &["w1", "w2"]),
-        ],
-    ));
+    steps.push((3, interrupted_at(2), ended_by_death(2)));
     steps
 }
 
@@ -114,11 +116,7 @@ fn lease_goes_on_again_and_again() {
             7,
             // A worker whose process has died has the snapshots.
             interrupted_at(2),
-            vec![
-                end_and_keep(1, 10),
-                end_and_keep(2, 10),
-                waits_after_death(2, &["w1", "w2"]),
-            ],
+            ended_by_death(2),
         ),
         (8, released(1, 10), vec![]),
         (9, released(2, 10), vec![moved_back(2)]),
@@ -149,15 +147,7 @@ fn lease_goes_on_when_another_worker_has_its_snapshots_soon() {
         (4, kept(1, &[]), vec![]),
         (1003, interrupted_at(2), vec![]),
         (1004, kept(1, &[(10, 1)]), vec![]),
-        (
-            2003,
-            interrupted_at(2),
-            vec![
-                end_and_keep(1, 10),
-                end_and_keep(2, 10),
-                waits_after_death(2, &["w1", "w2"]),
-            ],
-        ),
+        (2003, interrupted_at(2), ended_by_death(2)),
     ];
     check(on_two_workers().into_iter().chain(lacks_one));
 }
@@ -201,15 +191,7 @@ fn lease_of_workers_with_different_memory_goes_on() {
         (1, restorable(1, 10, true), vec![]),
         (2, kept(1, &[(10, 1)]), vec![]),
         (3, kept(2, &[(10, 2)]), vec![]),
-        (
-            4,
-            interrupted_at(1),
-            vec![
-                end_and_keep(1, 10),
-                end_and_keep(2, 10),
-                waits_after_death(1, &["w1", "w2"]),
-            ],
-        ),
+        (4, interrupted_at(1), ended_by_death(1)),
         (5, released(1, 10), vec![]),
         (6, released(2, 10), vec![moved]),
     ]);
@@ -244,15 +226,7 @@ fn interrupted_lease_goes_on_before_one_that_was_resumed_earlier() {
         (6, kept(1, &[(10, 1)]), vec![]),
         (6, kept(2, &[(10, 2)]), vec![]),
         (7, resume(20), vec![waits_for(2, 20, &[1])]),
-        (
-            8,
-            interrupted_at(2),
-            vec![
-                end_and_keep(1, 10),
-                end_and_keep(2, 10),
-                waits_after_death(2, &["w1", "w2"]),
-            ],
-        ),
+        (8, interrupted_at(2), ended_by_death(2)),
         (9, released(1, 10), vec![]),
         (
             10,
@@ -272,15 +246,7 @@ fn lease_waits_for_a_worker_that_has_to_report_its_snapshots() {
         (4, back, vec![]),
         (5, interrupted_at(2), vec![]),
         (6, kept(1, &[(10, 1)]), vec![]),
-        (
-            7,
-            interrupted_at(2),
-            vec![
-                end_and_keep(1, 10),
-                end_and_keep(2, 10),
-                waits_after_death(2, &["w1", "w2"]),
-            ],
-        ),
+        (7, interrupted_at(2), ended_by_death(2)),
     ];
     check(on_two_workers().into_iter().chain(reconnected));
 }
