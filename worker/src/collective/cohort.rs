@@ -150,7 +150,7 @@ impl Cohort {
     /// groups and transfers.
     pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
         self.sessions.leave(lease_rank);
-        // The groups and transfers would tell the other workers.
+        // Ending the groups and transfers would send faults to the other workers.
         if self.is_silent.load(Ordering::Relaxed) {
             return;
         }

@@ -108,7 +108,7 @@ impl LeaseHost for Supervisor {
         let ending = leases.iter().filter(|(_, running)| running.is_suspended);
         let ending = ending.map(|(lease, _)| *lease);
         let held = lock(&self.kept_for_others).held();
-        // The others have ended while the scheduler could not say so.
+        // The other leases have ended while the scheduler could not be reached.
         let mut restarts = lock(&self.restarts);
         restarts.retain(|lease, _| leases.contains_key(lease) || held.contains(lease));
         ending.chain(held).collect()

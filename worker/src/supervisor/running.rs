@@ -108,7 +108,7 @@ impl Supervisor {
     /// until the scheduler ends the lease here.
     fn interrupt(&self, lease: LeaseId, queues: &LeaseQueues, how: &str) {
         warn!(%lease, "{how}; the lease waits to go on from its snapshots on all its workers");
-        // Before the report is empty: a heartbeat must not say that there are no snapshots.
+        // Before the report is empty: a heartbeat must not report that there are no snapshots.
         lock(&self.interrupted).insert(lease, how.to_owned());
         *lock(&queues.report) = Report::default();
         self.update(|table, now| {

@@ -3,8 +3,9 @@
 //! Each worker sends every other worker its part of the slice that the other reduces, adds up
 //! the parts of its own slice, and sends the sums to all. A worker starts with its own part
 //! and adds the others in the order of the workers, as in a [`Ring`](super::ring::Ring); the parts
-//! of a tensor that is not cut are added from the first worker's on. A direct all-reduce takes the latency of two messages for any number of workers. It adds up
-//! all parts of a slice in one place, so that half types are rounded once.
+//! of a tensor that is not cut are added from the first worker's on. A direct all-reduce takes the
+//! latency of two messages for any number of workers. It adds up all parts of a slice in one place,
+//! so that half types are rounded once.
 
 use bytes::Bytes;
 use tensord_proto::v1::PieceKind;
