@@ -28,12 +28,13 @@ pub struct DeviceFingerprint {
 
 /// What devices must be like for the sessions of a lease to go on there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Requirement {
-    /// The sessions would give other bits on devices of another fingerprint.
-    fingerprint: DeviceFingerprint,
-    /// The memory of the lease's smallest and largest device, in bytes.
-    smallest_bytes: u64,
-    largest_bytes: u64,
+pub struct Requirement {
+    /// The fingerprint of exact devices: the sessions would give other bits on others.
+    pub fingerprint: [u8; 16],
+    /// The memory of the lease's smallest device, in bytes.
+    pub smallest_bytes: u64,
+    /// The memory of its largest device, in bytes.
+    pub largest_bytes: u64,
 }
 
 impl Requirement {
@@ -42,12 +43,12 @@ impl Requirement {
     pub(crate) fn of<'a>(mut devices: impl Iterator<Item = &'a DeviceSpec>) -> Option<Self> {
         let first = devices.next()?;
         let mut requirement = Self {
-            fingerprint: first.fingerprint.filter(|it| it.is_exact)?,
+            fingerprint: exact_fingerprint(first)?,
             smallest_bytes: first.memory_bytes,
             largest_bytes: first.memory_bytes,
         };
         for device in devices {
-            if device.fingerprint != Some(requirement.fingerprint) {
+            if exact_fingerprint(device) != Some(requirement.fingerprint) {
                 return None;
             }
             requirement.smallest_bytes = requirement.smallest_bytes.min(device.memory_bytes);
@@ -58,13 +59,21 @@ impl Requirement {
 
     /// Returns whether a device can take the place of any of the lease's devices.
     pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
-        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.largest_bytes
+        exact_fingerprint(device) == Some(self.fingerprint)
+            && device.memory_bytes >= self.largest_bytes
     }
 
     /// Returns whether the lease can go on where it was, on this device of a worker that is back.
     pub(crate) fn accepts_back(&self, device: &DeviceSpec) -> bool {
-        device.fingerprint == Some(self.fingerprint) && device.memory_bytes >= self.smallest_bytes
+        exact_fingerprint(device) == Some(self.fingerprint)
+            && device.memory_bytes >= self.smallest_bytes
     }
+}
+
+/// Returns the fingerprint of a device that gives the same bits each time.
+fn exact_fingerprint(device: &DeviceSpec) -> Option<[u8; 16]> {
+    let exact = device.fingerprint.filter(|it| it.is_exact);
+    exact.map(|it| it.hash)
 }
 
 /// The devices that a client requests, all or none.

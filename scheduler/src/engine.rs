@@ -19,6 +19,7 @@ mod clients;
 mod durable;
 mod interruptions;
 mod moves;
+mod records;
 mod suspension;
 mod workers;
 
@@ -41,6 +42,7 @@ use crate::time::Timestamp;
 /// The scheduler's state. See the crate's documentation.
 pub struct Engine {
     options: Options,
+    started: Timestamp,
     /// The time of the event that is being handled.
     now: Timestamp,
     pool: Pool,
@@ -50,6 +52,8 @@ pub struct Engine {
     granted: GrantNumber,
     /// The attached clients, each with its current stream.
     clients: BTreeMap<ClientId, StreamId>,
+    /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
+    awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
     commands: Vec<Command>,
 }
@@ -62,12 +66,19 @@ impl Engine {
             granted: GrantNumber { term, count: 0 },
             leases: Leases::new(now + options.adoption_window),
             options,
+            started: now,
             now,
             pool: Pool::default(),
             queue: Queue::default(),
             clients: BTreeMap::new(),
+            awaits_recorded_workers: false,
             commands: Vec::new(),
         }
+    }
+
+    /// Returns the engine's timeouts and bounds.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Handles an event that happened at `now` and returns the commands to carry out, in
@@ -111,7 +122,9 @@ impl Engine {
             .loss_deadlines(self.options.worker_timeout)
             .map(|(at, _)| at);
         let ends = self.leases.iter().filter_map(|(_, lease)| lease.ends_at());
-        losses.chain(ends).min()
+        let recorded = self.awaits_recorded_workers;
+        let recorded = recorded.then(|| self.leases.adopt_until());
+        losses.chain(ends).chain(recorded).min()
     }
 
     /// Returns the current state of the pool.
@@ -171,8 +184,12 @@ impl Engine {
         let ends = self.leases.iter();
         let due = ends.filter(|(_, lease)| lease.ends_at().is_some_and(|at| at <= self.now));
         for id in due.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.end_lease(id, self.overdue_reason(id));
+            let has_client = self.attached_owner(id).is_some();
+            if !(has_client && self.outlives_missing_worker(id)) {
+                self.end_lease(id, self.overdue_reason(id));
+            }
         }
+        self.give_up_recorded_workers();
         self.leases.forget_ended(self.now);
     }
 

@@ -17,6 +17,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::reason::EndReason;
+use crate::record::LeaseRecord;
 use crate::time::Timestamp;
 
 /// A client's right to use some devices.
@@ -104,15 +105,15 @@ pub(crate) enum KeptHere {
 
 /// The devices that a suspended lease had on one worker, and will have on one worker again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SuspendedPart {
+pub struct SuspendedPart {
     /// The worker where its sessions ran.
-    pub(crate) source: WorkerId,
+    pub source: WorkerId,
     /// The number of devices.
-    pub(crate) devices: usize,
+    pub devices: usize,
     /// What they must be like.
-    pub(crate) requirement: Requirement,
+    pub requirement: Requirement,
     /// The workers that have the snapshots of these devices' sessions; first the one where they ran.
-    pub(crate) holders: Vec<WorkerId>,
+    pub holders: Vec<WorkerId>,
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -283,6 +284,10 @@ pub(crate) struct Leases {
     /// The leases that ended before `adopt_until`: they are unknown because they ended, not
     /// because the scheduler restarted.
     ended: BTreeSet<LeaseId>,
+    /// The leases that may have changed since the driver last took the changes of records.
+    changed: BTreeSet<LeaseId>,
+    /// The records that the driver has.
+    recorded: BTreeMap<LeaseId, LeaseRecord>,
 }
 
 impl Leases {
@@ -295,7 +300,14 @@ impl Leases {
             leases: BTreeMap::new(),
             adopt_until,
             ended: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            recorded: BTreeMap::new(),
         }
+    }
+
+    /// Returns the end of the adoption window.
+    pub(crate) fn adopt_until(&self) -> Timestamp {
+        self.adopt_until
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -307,11 +319,14 @@ impl Leases {
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (LeaseId, &mut Lease)> {
+        self.changed.extend(self.leases.keys());
         self.leases.iter_mut().map(|(id, lease)| (*id, lease))
     }
 
-    pub(crate) fn get_mut(&mut self, lease: LeaseId) -> Option<&mut Lease> {
-        self.leases.get_mut(&lease)
+    pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
+        let lease = self.leases.get_mut(&id)?;
+        self.changed.insert(id);
+        Some(lease)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
@@ -321,10 +336,12 @@ impl Leases {
     pub(crate) fn insert(&mut self, id: LeaseId, lease: Lease) {
         let replaced = self.leases.insert(id, lease);
         assert!(replaced.is_none(), "lease id {id} was used twice");
+        self.changed.insert(id);
     }
 
     pub(crate) fn remove(&mut self, id: LeaseId, now: Timestamp) -> Option<Lease> {
         let removed = self.leases.remove(&id)?;
+        self.changed.insert(id);
         if now < self.adopt_until {
             self.ended.insert(id);
             if self.ended.len() >= Self::MAX_ENDED {
@@ -359,6 +376,29 @@ impl Leases {
         if now >= self.adopt_until {
             self.ended.clear();
         }
+    }
+
+    /// Sets the record of a lease that the driver has from an earlier scheduler.
+    pub(crate) fn set_recorded(&mut self, id: LeaseId, record: LeaseRecord) {
+        self.recorded.insert(id, record);
+    }
+
+    /// Returns the leases whose records have changed since the last call, each with the new record, or
+    /// `None` if the lease needs none any more.
+    pub(crate) fn take_record_changes(&mut self) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+        let mut changes = Vec::new();
+        for id in mem::take(&mut self.changed) {
+            let record = self.leases.get(&id).and_then(LeaseRecord::of);
+            if record.as_ref() == self.recorded.get(&id) {
+                continue;
+            }
+            match &record {
+                Some(record) => self.recorded.insert(id, record.clone()),
+                None => self.recorded.remove(&id),
+            };
+            changes.push((id, record));
+        }
+        changes
     }
 
     /// Returns the leases of a client, attached or not.

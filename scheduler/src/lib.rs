@@ -23,6 +23,7 @@ mod placement;
 mod pool;
 mod queue;
 mod reason;
+mod record;
 mod snapshot;
 mod time;
 
@@ -30,13 +31,15 @@ mod time;
 mod tests;
 
 pub use command::{Command, LeasedDevice, Peer};
-pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory};
+pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory, Requirement};
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,
     Outages, Registration, StreamId, Suspender, WorkerEvent,
 };
+pub use lease::SuspendedPart;
 pub use options::Options;
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason};
+pub use record::{LeaseRecord, RecordedKeeper, RecordedStanding};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use time::Timestamp;

@@ -72,6 +72,21 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
+    /// The lease was suspended, the scheduler restarted, and the last worker that had its snapshots did
+    /// not join in time.
+    #[error(
+        "worker {worker}, which had the snapshots of the suspended lease, did not join again after the scheduler had restarted"
+    )]
+    HolderMissing {
+        /// The worker's id.
+        worker: WorkerId,
+    },
+    /// What an earlier scheduler of the pool has recorded as the reason.
+    #[error("{text}")]
+    BeforeRestart {
+        /// The reason in words.
+        text: String,
+    },
     /// The lease's process on one of its workers has died.
     #[error("{how}")]
     ProcessDied {

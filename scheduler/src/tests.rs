@@ -16,6 +16,7 @@ mod moves;
 mod placement;
 mod property;
 mod queue;
+mod records;
 mod restart;
 mod several_workers;
 mod suspension;
@@ -45,7 +46,11 @@ fn check(steps: impl IntoIterator<Item = Step>) -> Engine {
 /// Runs the steps, with a tick at every deadline between them. These ticks must cause no
 /// commands: a deadline that has an effect must be a step of its own, `tick()`.
 fn check_with(options: Options, steps: impl IntoIterator<Item = Step>) -> Engine {
-    let mut engine = Engine::new(options, TERM, at(0));
+    check_on(Engine::new(options, TERM, at(0)), steps)
+}
+
+/// Does what [`check_with`] does with an engine that has handled no event yet.
+fn check_on(mut engine: Engine, steps: impl IntoIterator<Item = Step>) -> Engine {
     for (i, (now, event, expected)) in steps.into_iter().enumerate() {
         while let Some(deadline) = engine
             .next_deadline()

@@ -11,7 +11,7 @@ use crate::{
     audit::Audit,
     config::SchedulerConfig,
     failure::Failure,
-    scheduler::{Access, Enrolment, Options, Role, Scheduler},
+    scheduler::{Access, Enrolment, LeaseRecords, Options, Role, Scheduler},
     state::{SchedulerLock, StateDir},
 };
 
@@ -52,10 +52,11 @@ impl LocalPool {
         options.timing.lease_token_life = config.lease_token_life;
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;
+        let records = LeaseRecords::open(&state)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let token = |role| access.url_token(role, &secrets);
         let (programs, workers) = (token(Role::Client), token(Role::Worker));
-        let scheduler = Scheduler::start(options, secrets, access, enrolment).await?;
+        let scheduler = Scheduler::start(options, secrets, access, enrolment, records).await?;
         let address = scheduler.address();
         let url = |host: &str, token: Option<Secret>| PoolUrl {
             token,

@@ -18,6 +18,7 @@ mod convert;
 mod driver;
 mod enrolment;
 mod gap;
+mod lease_records;
 mod renewals;
 mod service;
 mod stream;
@@ -29,6 +30,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tensord_proto::v1::{
     admin_server::AdminServer, pool_server::PoolServer, workers_server::WorkersServer,
 };
+use tensord_scheduler::{Engine, Timestamp};
 use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
@@ -36,9 +38,11 @@ use tonic::service::{Routes, interceptor::InterceptedService};
 pub(crate) use self::{
     access::{Access, DEFAULT_TENANT, Role},
     enrolment::Enrolment,
+    lease_records::LeaseRecords,
 };
 use self::{
     driver::{Driver, Input},
+    lease_records::OpenRecords,
     service::{Service, Shared},
 };
 use crate::{audit::Audit, state::PoolSecrets};
@@ -134,7 +138,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts a scheduler.
+    /// Starts a scheduler, which goes on with the leases of `records`.
     ///
     /// # Errors
     ///
@@ -144,6 +148,7 @@ impl Scheduler {
         secrets: PoolSecrets,
         access: Access,
         enrolment: Enrolment,
+        records: OpenRecords,
     ) -> Result<Self, StartError> {
         let Options {
             listen,
@@ -159,9 +164,11 @@ impl Scheduler {
         let (access, enrolment) = (Arc::new(access), Arc::new(enrolment));
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
+        let mut engine = Engine::new(engine, term, Timestamp::from_millis(0));
+        engine.restore(records.known);
         let (running, driver) = Driver::new(
             engine,
-            term,
+            records.records,
             secrets.signer,
             access.clone(),
             enrolment.clone(),

@@ -2,7 +2,7 @@
 //!
 //! A state directory belongs to one user. A secret is created when it is first
 //! needed and read from then on, so that a pool keeps its URLs over restarts.
-//! The pool's current workers, clients and leases are not kept: they announce
+//! The pool's current workers, clients and most leases are not kept: they announce
 //! themselves to a scheduler that restarted (see `tensord_scheduler`).
 //!
 //! | file | what |
@@ -12,6 +12,7 @@
 //! | `grant-term` | the term in the grant numbers of the latest scheduler |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
 //! | `tokens.json` | every token's hash, role, tenant and limits |
+//! | `leases.redb` | durable leases, and who has their snapshots (`crate::scheduler`) |
 //! | `workers.json` | the workers that may join, and the devices they may offer |
 //! | `worker-NAME.pem` | the certificate and key of a worker on this host |
 //! | `pool-url` | the pool's URL, without a token |
@@ -92,6 +93,14 @@ pub(crate) enum StateError {
         /// The file.
         path: PathBuf,
         /// What is wrong with the content.
+        reason: String,
+    },
+    /// The records of leases cannot be opened.
+    #[error("cannot open {}: {reason}", path.display())]
+    Records {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
         reason: String,
     },
     /// Another scheduler runs on this state, and both would lease out the same devices.
@@ -229,6 +238,16 @@ impl StateDir {
         T: Clone + Default + serde::Serialize + serde::de::DeserializeOwned,
     {
         Persisted::open(&self.path.join(name))
+    }
+
+    /// Returns the path of the directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file `name` to read and write, and creates it if it is missing.
+    pub(crate) fn private_file(&self, name: &str) -> Result<File, StateError> {
+        files::open_private(&self.path.join(name))
     }
 
     /// Replaces the content of the file `name` with `token`.

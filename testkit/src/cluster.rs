@@ -315,9 +315,29 @@ impl Cluster {
     ///
     /// If no scheduler runs, or the new one does not start.
     pub fn restart_scheduler_with(&mut self, more: &[&str]) {
-        let url: PoolUrl = self.client_url.parse().expect("a pool URL");
+        self.kill_scheduler();
+        self.start_scheduler_again(more);
+    }
+
+    /// Kills the scheduler as in a crash, does something without it, and starts another on the same
+    /// port.
+    ///
+    /// # Panics
+    ///
+    /// If no scheduler runs, or the new one does not start.
+    pub fn without_scheduler(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        self.kill_scheduler();
+        meanwhile(self);
+        self.start_scheduler_again(&[]);
+    }
+
+    fn kill_scheduler(&mut self) {
         let mut scheduler = self.scheduler.take().expect("the scheduler runs");
         scheduler.kill();
+    }
+
+    fn start_scheduler_again(&mut self, more: &[&str]) {
+        let url: PoolUrl = self.client_url.parse().expect("a pool URL");
         self.start_scheduler_with(&format!("127.0.0.1:{}", url.port), more);
     }
 

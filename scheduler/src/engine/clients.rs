@@ -1,5 +1,6 @@
 //! Events from clients: attach, request, cancel, release, and the end of a stream.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
@@ -78,31 +79,29 @@ impl Engine {
     }
 
     fn claim(&mut self, client: ClientId, claim: Claim) {
-        let Claim {
-            lease: id,
-            lease_devices,
-            is_durable,
-            epoch,
-        } = claim;
+        let (id, is_durable, epoch) = (claim.lease, claim.is_durable, claim.epoch);
+        let lease_devices = &claim.lease_devices;
         let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
         match self.leases.get_mut(id) {
             Some(lease) if lease.owner == Some(client) => {
                 lease.expires_at = None;
                 (lease.is_standing_reported, lease.is_restorable) = (false, false);
-                if epoch < lease.epoch {
-                    self.report_moved(id);
+                match epoch.cmp(&lease.epoch) {
+                    Ordering::Less => self.report_moved(id),
+                    Ordering::Equal => {}
+                    Ordering::Greater => self.adopt_later_claim(client, claim),
                 }
             }
             Some(lease) if lease.owner.is_none() => {
                 lease.owner = Some(client);
                 lease.expires_at = None;
                 (lease.is_durable, lease.epoch) = (is_durable, epoch);
-                let unclaimed = lease.set_devices(&lease_devices);
+                let unclaimed = lease.set_devices(lease_devices);
                 self.end_unclaimed(id, unclaimed);
                 self.reserve(id);
             }
             None if may_adopt => {
-                let lease = Lease::owned(client, &lease_devices, is_durable, epoch);
+                let lease = Lease::owned(client, lease_devices, is_durable, epoch);
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
@@ -112,7 +111,11 @@ impl Engine {
 
     /// Ends a lease on the devices that its client does not claim: a worker has reported them that
     /// was lost before the lease moved to another one.
-    fn end_unclaimed(&mut self, id: LeaseId, unclaimed: IndexMap<DeviceRef, GrantNumber>) {
+    pub(super) fn end_unclaimed(
+        &mut self,
+        id: LeaseId,
+        unclaimed: IndexMap<DeviceRef, GrantNumber>,
+    ) {
         for (DeviceRef { worker, index }, grant) in unclaimed {
             let grants = vec![DeviceGrant { index, grant }];
             self.pool.end(worker, id, &grants);

@@ -20,6 +20,10 @@ use crate::pool::Worker;
 /// engine finds out later.
 const KEEPER_SILENCE: Duration = Duration::from_secs(2);
 
+/// How long after a restart of the scheduler a keeper from its records does not give way to another
+/// one, although it has not joined yet: twice the longest pause between a worker's attempts to join.
+const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
+
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, and lets others find
     /// another keeper.
@@ -147,8 +151,12 @@ impl Engine {
                 && !others.contains(worker)
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
+        let may_join = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
+        let recorded = present.filter(|worker| may_join && self.may_yet_join(*worker));
         let present = present.filter(can_keep);
         let keeper = match present.filter(is_good) {
+            // It has snapshots, and is likely to join again.
+            None if recorded.is_some() => recorded,
             Some(present) => Some(present),
             // Another worker would get no snapshots as long as the lease's worker has no stream.
             None if !self.pool.is_connected(source) => present,

@@ -267,8 +267,7 @@ impl Engine {
     }
 
     /// Settles with a worker that has joined which snapshots of suspended leases it holds: the command
-    /// to hold them may have been lost with its stream, and so may that to drop them. A scheduler that
-    /// has restarted knows of no suspended leases.
+    /// to hold them may have been lost with its stream, and so may that to drop them.
     pub(super) fn settle_holder(&mut self, worker: WorkerId, held: &[LeaseId]) {
         let leases = self.leases.iter();
         let known = leases.filter(|(_, lease)| lease.holders().contains(&worker));
@@ -288,8 +287,8 @@ impl Engine {
     }
 
     /// Removes a worker that is lost from the holders of suspended leases. Ends the leases of which a
-    /// part has no other one.
-    pub(super) fn on_holder_lost(&mut self, worker: WorkerId, name: &str) {
+    /// part has no other one, for `reason`.
+    pub(super) fn on_holder_lost(&mut self, worker: WorkerId, reason: &EndReason) {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
             for part in &mut lease.parts {
@@ -300,8 +299,7 @@ impl Engine {
             }
         }
         for id in over {
-            let name = name.to_owned();
-            self.end_lease(id, Some(EndReason::SnapshotsLost { worker, name }));
+            self.end_lease(id, Some(reason.clone()));
         }
     }
 }

@@ -55,11 +55,11 @@ impl Engine {
         let known = self.pool.get(worker);
         if known.is_some_and(|known| known.is_registered_as(&registration)) {
             self.pool.reconnect(worker, stream, self.now);
-            self.forget_announced(worker);
         } else {
             self.remove_lost_worker(worker);
             self.pool.insert(worker, registration, stream, self.now);
         }
+        self.forget_announced(worker);
     }
 
     /// Records the ended leases that the worker reports as not released, and sends
@@ -103,7 +103,8 @@ impl Engine {
             }
         }
         self.on_keeper_lost(id);
-        self.on_holder_lost(id, worker.name());
+        let (worker, name) = (id, name());
+        self.on_holder_lost(id, &EndReason::SnapshotsLost { worker, name });
     }
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.

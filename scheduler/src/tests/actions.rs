@@ -5,6 +5,17 @@ use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_a
 use super::*;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
 
+/// The records that a scheduler finds after a restart.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeptRecords {
+    /// All of them.
+    All,
+    /// Those from before the last event.
+    Earlier,
+    /// None.
+    None,
+}
+
 impl World {
     pub(super) fn join(&mut self, i: usize, devices: Vec<DeviceSpec>) {
         let (stream, now) = (self.number(), self.now);
@@ -506,11 +517,17 @@ impl World {
         self.send(Event::Tick);
     }
 
-    /// Restarts the scheduler without its state. Workers and clients lose their streams and
-    /// keep everything else, except for the sessions if `sessions_closed`.
-    pub(super) fn restart(&mut self, sessions_closed: bool) {
+    /// Restarts the scheduler, which then has `kept` of its records. Workers and clients lose their
+    /// streams and keep everything else, except for the sessions if `sessions_closed`.
+    pub(super) fn restart(&mut self, sessions_closed: bool, kept: KeptRecords) {
         self.term += 1;
         self.engine = engine_at(self.now, self.term);
+        match kept {
+            KeptRecords::All => {}
+            KeptRecords::Earlier => self.records.clone_from(&self.earlier_records),
+            KeptRecords::None => self.records.clear(),
+        }
+        self.engine.restore(self.records.clone());
         self.leases = None;
         self.waiting.clear();
         for worker in &mut self.workers {

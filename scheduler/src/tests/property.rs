@@ -3,6 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::actions::KeptRecords;
 use super::world::World;
 use super::*;
 
@@ -108,6 +109,7 @@ enum Op {
     },
     Restart {
         sessions_closed: bool,
+        kept: KeptRecords,
     },
 }
 
@@ -152,7 +154,15 @@ fn op_or_restart() -> impl Strategy<Value = Op> {
             outdated: 0
         }),
     ];
-    let restart = prop::bool::ANY.prop_map(|sessions_closed| Op::Restart { sessions_closed });
+    let kept = prop_oneof![
+        4 => Just(KeptRecords::All),
+        1 => Just(KeptRecords::Earlier),
+        1 => Just(KeptRecords::None)
+    ];
+    let restart = (prop::bool::ANY, kept).prop_map(|(sessions_closed, kept)| Op::Restart {
+        sessions_closed,
+        kept,
+    });
     prop_oneof![10 => op(), 10 => back, 1 => restart]
 }
 
@@ -247,7 +257,10 @@ fn apply(world: &mut World, op: Op) {
         Op::Wait { millis } => world.wait(millis),
         Op::Oversleep { millis } => world.oversleep(millis),
         Op::Suspend { millis } => world.suspend(millis),
-        Op::Restart { sessions_closed } => world.restart(sessions_closed),
+        Op::Restart {
+            sessions_closed,
+            kept,
+        } => world.restart(sessions_closed, kept),
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn end_and_keep(worker: u64, lease: u64) -> Command {
     }
 }
 
-fn hold(holder: u64, lease: u64) -> Command {
+pub(super) fn hold(holder: u64, lease: u64) -> Command {
     Command::HoldSnapshots {
         holder: WorkerId(holder),
         lease: LeaseId(lease),

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::LeaseRecord;
 use crate::lease::{Keeper, SuspendedPart};
 
 pub(super) struct World {
@@ -22,6 +23,9 @@ pub(super) struct World {
     pub(super) waiting: Vec<SimRequest>,
     /// All leases that the engine must have; `None` once the scheduler has restarted.
     pub(super) leases: Option<BTreeMap<LeaseId, SimLease>>,
+    /// The records that the driver has written, and those from before the last event.
+    pub(super) records: BTreeMap<LeaseId, LeaseRecord>,
+    pub(super) earlier_records: BTreeMap<LeaseId, LeaseRecord>,
     /// The engine's term.
     pub(super) term: u64,
     /// All grants so far.
@@ -165,6 +169,8 @@ impl World {
             clients: (0..).take(clients).map(client).collect(),
             waiting: Vec::new(),
             leases: Some(BTreeMap::new()),
+            records: BTreeMap::new(),
+            earlier_records: BTreeMap::new(),
             term: 1,
             grants: BTreeMap::new(),
             latest: BTreeMap::new(),
@@ -182,6 +188,13 @@ impl World {
     /// invariants.
     pub(super) fn send(&mut self, event: Event) {
         let commands = self.engine.handle(event.clone(), at(self.now));
+        self.earlier_records.clone_from(&self.records);
+        for (lease, record) in self.engine.take_record_changes() {
+            match record {
+                Some(record) => self.records.insert(lease, record),
+                None => self.records.remove(&lease),
+            };
+        }
         self.check_grants(&commands);
         for command in &commands {
             self.apply_command(&event, command);

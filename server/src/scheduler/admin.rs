@@ -217,7 +217,8 @@ impl Admin for Service {
         let lease = LeaseId(request.into_inner().lease_id);
         let suspended = self.change_lease(lease, Input::SuspendLease).await?;
         info!(%lease, by = %auth.token, "lease is suspended");
-        Ok(Response::new(suspended))
+        suspended.written.await;
+        Ok(Response::new(suspended.reply))
     }
 
     async fn resume_lease(
@@ -228,7 +229,8 @@ impl Admin for Service {
         let lease = LeaseId(request.into_inner().lease_id);
         let resumed = self.change_lease(lease, Input::ResumeLease).await?;
         info!(%lease, by = %auth.token, "lease is resumed");
-        Ok(Response::new(resumed))
+        resumed.written.await;
+        Ok(Response::new(resumed.reply))
     }
 }
 

@@ -442,6 +442,8 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerMissing { .. }
         | EndReason::NotReplaced { .. }
         | EndReason::SnapshotsLost { .. }
+        | EndReason::HolderMissing { .. }
+        | EndReason::BeforeRestart { .. }
         | EndReason::ProcessDied { .. }
         | EndReason::NotRestored { .. }
         | EndReason::NotResumed { .. }

@@ -7,6 +7,7 @@
 
 mod clients;
 mod holders;
+mod input;
 mod leases;
 mod tokens;
 mod workers;
@@ -17,35 +18,40 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::future;
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{self, BoxFuture},
+    stream::FuturesUnordered,
+};
 use rand::{Rng, rngs::StdRng};
 use tensord_proto::{
-    credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
-    v1::{
-        ClientMessage, DrainedWorker, Error, ErrorCode, LeaseList, PoolMessage, ResumedLease,
-        Revoked, StatusReply, SuspendedLease, WorkerCommand, WorkerMessage,
-    },
+    v1::{Error, ErrorCode, PoolMessage, Revoked, StatusReply},
 };
-use tensord_scheduler::{Command, Engine, Event, Options, StreamId, Suspender, Timestamp};
+use tensord_scheduler::{Command, Engine, Event, StreamId, Suspender, Timestamp};
 use tensord_transport::token::LeaseSigner;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     task::{self, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tracing::{error, info, warn};
 
 use self::{holders::Holders, workers::JoinedWorker};
-pub(super) use self::{holders::credential_mismatch, workers::JoiningWorker};
+pub(super) use self::{
+    holders::credential_mismatch,
+    input::{Input, Recorded},
+    workers::JoiningWorker,
+};
 use super::{
     MISSED_HEARTBEATS, Timing,
     access::{Access, AuthContext, Role},
     convert,
     enrolment::Enrolment,
     gap::{self, GapDetector},
+    lease_records::LeaseRecords,
     renewals::Renewals,
-    stream::{AcceptedStream, OpenStream},
+    stream::OpenStream,
     view, worker_commands,
 };
 use crate::audit::Audit;
@@ -58,67 +64,20 @@ pub(super) const INPUT_QUEUE: usize = 1024;
 /// separate bound.
 const MAX_STREAMS: usize = 4096;
 
+/// How long a reply waits for the record of a changed lease to be on disk.
+const RECORD_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The largest number of replies to clients that wait for the disk. Further ones do not wait.
+const MAX_UNRECORDED: usize = 1024;
+
 /// The time limit for sending the final errors of all streams when the process stops.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// An input to the driver.
-pub(super) enum Input {
-    /// A client attaches; its hello has been checked.
-    Attach {
-        client: ClientId,
-        credential: CredentialHash,
-        auth: AuthContext,
-        held: convert::ClaimedLeases,
-        opened: AcceptedStream<ClientMessage, PoolMessage>,
-        /// Receives whether the client may attach. After an error, nothing has changed.
-        reply_sender: oneshot::Sender<Result<(), Error>>,
-    },
-    /// A message from a client.
-    FromClient(ClientId, StreamId, ClientMessage),
-    /// A worker joins; it is enrolled and its registration has been checked.
-    Join {
-        joining_worker: Box<JoiningWorker>,
-        opened: AcceptedStream<WorkerMessage, WorkerCommand>,
-    },
-    /// A message from a worker.
-    FromWorker(WorkerId, StreamId, WorkerMessage),
-    /// A request for the pool's status.
-    Status(AuthContext, oneshot::Sender<StatusReply>),
-    /// The token of this name was revoked: the streams and leases that depend on it end.
-    Revoke {
-        token: String,
-        reply: oneshot::Sender<Revoked>,
-    },
-    /// The worker of this name was removed from the enrolled ones: its stream and leases
-    /// end. The reply is whether it was in the pool.
-    Remove {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    /// A request for all leases.
-    ListLeases(oneshot::Sender<LeaseList>),
-    /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
-    /// the pool.
-    DrainWorker {
-        name: String,
-        is_drained: bool,
-        reply: oneshot::Sender<Option<DrainedWorker>>,
-    },
-    /// A lease is to move. The reply is the name of its new worker, or why it cannot move.
-    MoveLease(LeaseId, oneshot::Sender<Result<String, String>>),
-    /// A lease is to be suspended. The reply is an error if it cannot be.
-    SuspendLease(LeaseId, oneshot::Sender<Result<SuspendedLease, String>>),
-    /// A suspended lease is to go on. The reply is an error if it is not suspended.
-    ResumeLease(LeaseId, oneshot::Sender<Result<ResumedLease, String>>),
-    /// The process is about to stop: all further requests are refused.
-    StopGranting,
-    /// The process stops now: every stream ends with an error that states the reason.
-    Stop,
-}
 
 /// The events that wake the driver.
 enum Wakeup {
     Input(Box<Input>),
+    /// The record is written of a change that a client has requested, or that takes too long.
+    Recorded(ClientId, StreamId, PoolMessage),
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
     CheckClocks,
     Deadline,
@@ -140,6 +99,7 @@ pub(super) struct Driver {
     access: Arc<Access>,
     enrolment: Arc<Enrolment>,
     audit: Audit,
+    records: LeaseRecords,
     renewals: Renewals,
     gap_detector: GapDetector,
     lease_ids: StdRng,
@@ -148,6 +108,8 @@ pub(super) struct Driver {
     clients: HashMap<ClientId, OpenStream<PoolMessage>>,
     holders: Holders,
     workers: HashMap<WorkerId, JoinedWorker>,
+    /// The replies to clients whose changes are not recorded yet.
+    unrecorded: FuturesUnordered<BoxFuture<'static, (ClientId, StreamId, PoolMessage)>>,
     next_stream: u64,
     readers: JoinSet<Option<Error>>,
     read_by: HashMap<task::Id, Peer>,
@@ -159,11 +121,11 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Creates a driver with a new engine of this term. Returns it with the sender for its
+    /// Creates the driver of an engine that has handled no event yet. Returns it with the sender for its
     /// inputs.
     pub(super) fn new(
-        options: Options,
-        term: u64,
+        engine: Engine,
+        records: LeaseRecords,
         signer: LeaseSigner,
         access: Arc<Access>,
         enrolment: Arc<Enrolment>,
@@ -172,11 +134,12 @@ impl Driver {
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
         let driver = Self {
-            holders: Holders::new(options.lease_expiry),
+            holders: Holders::new(engine.options().lease_expiry),
             access,
             enrolment,
             audit,
-            engine: Engine::new(options, term, Timestamp::from_millis(0)),
+            engine,
+            records,
             started: Instant::now(),
             renewals: Renewals::new(timing.lease_token_life),
             gap_detector: GapDetector::new(std::time::Instant::now(), SystemTime::now()),
@@ -186,6 +149,7 @@ impl Driver {
             stopping: false,
             clients: HashMap::new(),
             workers: HashMap::new(),
+            unrecorded: FuturesUnordered::new(),
             next_stream: 0,
             readers: JoinSet::new(),
             read_by: HashMap::new(),
@@ -206,6 +170,9 @@ impl Driver {
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
             let next = tokio::select! {
                 Some(input) = self.inputs.recv() => Wakeup::Input(Box::new(input)),
+                Some((client, stream, reply)) = self.unrecorded.next() => {
+                    Wakeup::Recorded(client, stream, reply)
+                }
                 Some(ended) = self.readers.join_next_with_id() => Wakeup::ReaderEnded(ended),
                 _ = clock_check.tick() => Wakeup::CheckClocks,
                 () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
@@ -217,6 +184,7 @@ impl Driver {
             self.report_gap();
             match next {
                 Wakeup::Input(input) => self.on_input(*input),
+                Wakeup::Recorded(client, stream, reply) => self.reply(client, stream, reply),
                 Wakeup::ReaderEnded(ended) => self.on_reader_ended(ended),
                 Wakeup::CheckClocks => self.renew_tokens(),
                 Wakeup::Deadline => self.apply(Event::Tick),
@@ -286,14 +254,24 @@ impl Driver {
                 let _ = reply.send(self.move_lease(lease));
             }
             Input::SuspendLease(lease, reply) => {
-                let _ = reply.send(self.suspend_lease(lease, Suspender::Administrator));
+                let suspended = self.suspend_lease(lease, Suspender::Administrator);
+                let _ = reply.send(suspended.map(|it| self.recorded(it)));
             }
             Input::ResumeLease(lease, reply) => {
-                let _ = reply.send(self.resume_lease(lease, Suspender::Administrator));
+                let resumed = self.resume_lease(lease, Suspender::Administrator);
+                let _ = reply.send(resumed.map(|it| self.recorded(it)));
             }
             Input::StopGranting => self.granting = false,
             Input::Stop => self.stopping = true,
         }
+    }
+
+    /// Returns the reply to a request that has changed a lease just now.
+    fn recorded<T>(&self, reply: T) -> Recorded<T> {
+        let written = timeout(RECORD_DEADLINE, self.records.written());
+        // A disk that fails does not undo the change. The log says what that means.
+        let written = written.map(|_| ()).boxed();
+        Recorded { reply, written }
     }
 
     /// Returns the pool's status as visible to the holder of `auth`: a program sees only
@@ -351,7 +329,9 @@ impl Driver {
     fn apply(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for command in self.engine.handle(event, self.now()) {
+            let commands = self.engine.handle(event, self.now());
+            self.records.queue(self.engine.take_record_changes());
+            for command in commands {
                 events.extend(self.execute(command));
             }
         }

@@ -70,6 +70,20 @@ fn options() -> Options {
     options
 }
 
+/// Opens the records of leases once an earlier scheduler, whose tasks may still be ending, has closed
+/// them.
+async fn open_records(state: &StateDir) -> OpenRecords {
+    let opening = async {
+        loop {
+            match LeaseRecords::open(state) {
+                Ok(records) => return records,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    with_timeout("records of leases", opening).await
+}
+
 impl Rig {
     async fn start() -> Self {
         Self::with(options()).await
@@ -85,12 +99,13 @@ impl Rig {
         options.term = state.raise_grant_term(now).unwrap();
         let secrets = state.pool_secrets().unwrap();
         let enrolment = Enrolment::open(&state).unwrap();
+        let records = open_records(&state).await;
         let access = Access::open(state, &secrets).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =
             (secrets.client_token.clone(), secrets.worker_token.clone());
         let admin_token = secrets.admin_token.clone();
-        let scheduler = Scheduler::start(options, secrets, access, enrolment)
+        let scheduler = Scheduler::start(options, secrets, access, enrolment, records)
             .await
             .unwrap();
         Self {

@@ -149,6 +149,15 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<(), StateError> {
         .map_err(failed("write", directory))
 }
 
+/// Opens the file at `path` to read and write, and creates it if it is missing.
+pub(super) fn open_private(path: &Path) -> Result<File, StateError> {
+    private_options()
+        .read(true)
+        .truncate(false)
+        .open(path)
+        .map_err(failed("open", path))
+}
+
 /// Opens a file to lock, and creates it if it is missing.
 pub(super) fn open_lock_file(path: &Path) -> Result<File, StateError> {
     private_options()

@@ -4,6 +4,7 @@ mod determinism;
 #[cfg(target_os = "linux")]
 mod failover;
 #[cfg(target_os = "linux")]
+mod scheduler_restart;
 mod suspension;
 #[cfg(target_os = "linux")]
 mod worker_failover;

@@ -31,7 +31,7 @@ fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
 }
 
 /// Waits until another worker than `source` has a snapshot, whole.
-fn wait_for_copy(cluster: &Cluster, source: usize) {
+pub(crate) fn wait_for_copy(cluster: &Cluster, source: usize) {
     cluster.wait("a snapshot at another worker", || {
         let taken = cluster.workers[source].snapshots_bytes();
         let mut others = (0..).zip(&cluster.workers).filter(|(at, _)| *at != source);
@@ -39,6 +39,13 @@ fn wait_for_copy(cluster: &Cluster, source: usize) {
             let mut kept = worker.snapshots_bytes().into_iter();
             kept.any(|bytes| bytes > 0 && taken.contains(&bytes))
         })
+    });
+}
+
+/// Waits until the only lease of the pool could move to another worker, which has its snapshots.
+pub(crate) fn wait_for_keeper(administrator: &Administrator) {
+    administrator.wait("a snapshot at the other worker", || {
+        administrator.leases()[0]["move_to"].is_string()
     });
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use futures::FutureExt as _;
 use tensord_proto::{
     ids::{ClientId, LeaseId, RequestId},
     v1::{ChangeStanding, ClientMessage, Error, ErrorCode, PoolMessage, client_message},
@@ -11,7 +12,7 @@ use tensord_scheduler::{
 };
 use tracing::{debug, info};
 
-use super::{Driver, Input, MAX_STREAMS, Peer};
+use super::{Driver, Input, MAX_STREAMS, MAX_UNRECORDED, Peer, Recorded};
 use crate::{
     audit::{self, Entry},
     scheduler::{
@@ -89,7 +90,7 @@ impl Driver {
             return; // The message is from a stream that was cut off or replaced.
         }
         if let Some(client_message::Body::ChangeStanding(change)) = message.body {
-            return self.change_standing(client, &change);
+            return self.change_standing(client, id, &change);
         }
         let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
@@ -106,8 +107,8 @@ impl Driver {
         }
     }
 
-    /// Suspends or resumes a lease of a client, and replies.
-    fn change_standing(&mut self, client: ClientId, change: &ChangeStanding) {
+    /// Suspends or resumes a lease of a client, and replies once that is recorded.
+    fn change_standing(&mut self, client: ClientId, stream: StreamId, change: &ChangeStanding) {
         let lease = LeaseId(change.lease_id);
         let owner = self.engine.lease(lease).and_then(|lease| lease.owner);
         let changed = match (owner == Some(client), change.suspend) {
@@ -116,8 +117,22 @@ impl Driver {
             (true, false) => self.resume_lease(lease, Suspender::Client).map(drop),
         };
         debug!(%client, %lease, suspend = change.suspend, "client changes the lease: {changed:?}");
+        let is_changed = changed.is_ok();
         let reply = convert::standing_changed(change.request_id, changed.err());
-        if let Some(gone) = self.send(client, reply) {
+        if !is_changed || self.unrecorded.len() >= MAX_UNRECORDED {
+            return self.reply(client, stream, reply);
+        }
+        let Recorded { reply, written } = self.recorded(reply);
+        let replied = written.map(move |()| (client, stream, reply));
+        self.unrecorded.push(replied.boxed());
+    }
+
+    /// Replies to a client, unless the stream on which it has asked has ended.
+    pub(super) fn reply(&mut self, client: ClientId, stream: StreamId, reply: PoolMessage) {
+        let open = self.clients.get(&client);
+        if open.is_some_and(|open| open.id == stream)
+            && let Some(gone) = self.send(client, reply)
+        {
             self.apply(gone);
         }
     }

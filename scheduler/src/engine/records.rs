@@ -1,0 +1,103 @@
+//! Durable leases that outlive the scheduler: what changes in their records, and how they are taken
+//! over from these after a restart.
+//!
+//! A record may be older than what its client and its workers know, as the driver writes it after the
+//! commands of the same event. Then the client's claim is right.
+
+use std::collections::BTreeSet;
+
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+
+use super::Engine;
+use crate::event::Claim;
+use crate::lease::{Lease, Standing};
+use crate::reason::EndReason;
+use crate::record::LeaseRecord;
+
+impl Engine {
+    /// Takes over the leases that an earlier scheduler of the pool has recorded. Must be called before
+    /// the first event. Their clients and workers have as long to come back as those of other leases
+    /// from before a restart.
+    pub fn restore(&mut self, records: impl IntoIterator<Item = (LeaseId, LeaseRecord)>) {
+        for (id, record) in records {
+            self.leases.set_recorded(id, record.clone());
+            let mut lease = record.into_lease(self.now);
+            lease.expires_at = Some(self.now + self.options.lease_expiry);
+            lease.rejoin_by = match lease.standing {
+                Standing::Lost(_) | Standing::Resuming { cause: Some(_), .. } => {
+                    Some(self.now + self.options.recovery_timeout)
+                }
+                Standing::Running => Some(self.now + self.options.lease_expiry),
+                Standing::Suspended { .. } | Standing::Resuming { cause: None, .. } => None,
+            };
+            self.leases.insert(id, lease);
+            self.awaits_recorded_workers = true;
+        }
+    }
+
+    /// Returns the leases whose records have changed since the last call, each with the new record, or
+    /// `None` if the lease needs none any more.
+    pub fn take_record_changes(&mut self) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+        self.leases.take_record_changes()
+    }
+
+    /// Gives up the keepers and holders of restored leases that have not joined by now.
+    pub(super) fn give_up_recorded_workers(&mut self) {
+        if !self.awaits_recorded_workers || self.now < self.leases.adopt_until() {
+            return;
+        }
+        self.awaits_recorded_workers = false;
+        let named = |lease: &Lease| {
+            let keepers = lease.keepers.values().map(|keeper| keeper.worker);
+            keepers.chain(lease.holders()).collect::<Vec<_>>()
+        };
+        let named = self.leases.iter().flat_map(|(_, lease)| named(lease));
+        let missing = named.filter(|worker| !self.pool.contains(*worker));
+        for worker in missing.collect::<BTreeSet<_>>() {
+            self.on_keeper_lost(worker);
+            self.on_holder_lost(worker, &EndReason::HolderMissing { worker });
+        }
+    }
+
+    /// Returns whether a worker may yet join that a restored lease names.
+    pub(super) fn may_yet_join(&self, worker: WorkerId) -> bool {
+        self.awaits_recorded_workers && !self.pool.contains(worker)
+    }
+
+    /// Has a lease go on elsewhere of which a worker has not joined after a restart. Returns `false` if
+    /// it cannot.
+    pub(super) fn outlives_missing_worker(&mut self, id: LeaseId) -> bool {
+        let Some(lease) = self.leases.get(id) else {
+            return false;
+        };
+        let workers = lease.workers().into_iter();
+        let missing = workers
+            .filter(|worker| lease.standing == Standing::Running && !self.pool.contains(*worker));
+        let missing: Vec<_> = missing.collect();
+        match missing[..] {
+            [worker, ..] => self.outlives_worker(id, &EndReason::WorkerMissing { worker }),
+            [] => false,
+        }
+    }
+
+    /// Gives a lease the devices that its client has by a later token than the recorded one: the lease
+    /// moved, and the record was not written any more.
+    pub(super) fn adopt_later_claim(&mut self, client: ClientId, claim: Claim) {
+        let id = claim.lease;
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
+        let named: BTreeSet<_> = keepers.chain(lease.holders()).collect();
+        let later = Lease::owned(client, &[], claim.is_durable, claim.epoch);
+        let outdated = std::mem::replace(lease, later);
+        lease.lease_devices = outdated.lease_devices;
+        let unclaimed = lease.set_devices(&claim.lease_devices);
+        let workers = lease.workers();
+        self.end_unclaimed(id, unclaimed);
+        for worker in named.difference(&workers) {
+            self.drop_snapshots(*worker, id);
+        }
+        self.reserve(id);
+    }
+}

@@ -1,0 +1,129 @@
+//! What a scheduler must know of a durable lease to go on with it after a restart.
+//!
+//! Most leases need no record: after a restart, their clients claim them and their workers report
+//! them. Nobody but the scheduler knows who keeps the snapshots of a lease, and no worker runs one
+//! that is suspended or lost.
+
+use tensord_proto::ids::{ClientId, WorkerId};
+
+use crate::device::Requirement;
+use crate::event::{GrantedDevice, Suspender};
+use crate::lease::{Keeper, Lease, Standing, SuspendedPart};
+use crate::reason::EndReason;
+use crate::time::Timestamp;
+
+/// The record of a lease. The driver keeps it, and passes it to
+/// [`Engine::restore`](crate::Engine::restore) after a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// The lease's client.
+    pub owner: ClientId,
+    /// How often the lease has moved to another worker.
+    pub epoch: u64,
+    /// Whether the lease has devices, or why it has none.
+    pub standing: RecordedStanding,
+    /// The lease's devices, in the order of its ranks. Those of a lost worker are among them.
+    pub devices: Vec<GrantedDevice>,
+    /// Who keeps the snapshots of the sessions on each of the lease's workers.
+    pub keepers: Vec<RecordedKeeper>,
+    /// What the lease had on each worker, if it is suspended.
+    pub parts: Vec<SuspendedPart>,
+}
+
+/// Whether a recorded lease has devices, or why it has none. A cause is kept as text, because it is
+/// only shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordedStanding {
+    /// It has its devices.
+    Running,
+    /// Its worker is gone, for this reason, and it waits for devices of its keeper.
+    Lost(String),
+    /// It was suspended.
+    Suspended(Suspender),
+    /// It was suspended, because of the cause, or else by an administrator or its client, and waits for
+    /// devices.
+    Resuming(Option<String>),
+}
+
+/// The worker that keeps the snapshots of the sessions on one worker of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedKeeper {
+    /// The worker that runs the sessions.
+    pub source: WorkerId,
+    /// The worker that keeps their snapshots.
+    pub keeper: WorkerId,
+    /// What devices must be like for these sessions to go on there.
+    pub requirement: Requirement,
+    /// Whether the keeper has the snapshots from which the sessions would go on.
+    pub is_kept: bool,
+}
+
+impl LeaseRecord {
+    /// Returns the record of a lease, or `None` if the lease needs none.
+    pub(crate) fn of(lease: &Lease) -> Option<Self> {
+        let owner = lease.owner.filter(|_| lease.is_durable)?;
+        if lease.keepers.is_empty() && !lease.is_suspended() {
+            return None;
+        }
+        let devices = lease.lease_devices.iter();
+        let devices = devices.map(|(&device_ref, &grant)| GrantedDevice { device_ref, grant });
+        let keeper = |(&source, keeper): (&WorkerId, &Keeper)| RecordedKeeper {
+            source,
+            keeper: keeper.worker,
+            requirement: keeper.requirement,
+            is_kept: keeper.is_kept,
+        };
+        Some(Self {
+            owner,
+            epoch: lease.epoch,
+            standing: RecordedStanding::of(&lease.standing),
+            devices: devices.collect(),
+            keepers: lease.keepers.iter().map(keeper).collect(),
+            parts: lease.parts.clone(),
+        })
+    }
+
+    /// Returns the lease, without deadlines. Its client and its workers are away.
+    pub(crate) fn into_lease(self, now: Timestamp) -> Lease {
+        let mut lease = Lease::owned(self.owner, &self.devices, true, self.epoch);
+        let keeper = |it: RecordedKeeper| {
+            let keeper = Keeper {
+                worker: it.keeper,
+                requirement: it.requirement,
+                is_announced: false,
+                is_kept: it.is_kept,
+            };
+            (it.source, keeper)
+        };
+        lease.keepers = self.keepers.into_iter().map(keeper).collect();
+        lease.parts = self.parts;
+        lease.standing = self.standing.into_standing(now);
+        lease
+    }
+}
+
+impl RecordedStanding {
+    fn of(standing: &Standing) -> Self {
+        match standing {
+            Standing::Running => Self::Running,
+            Standing::Lost(reason) => Self::Lost(reason.to_string()),
+            Standing::Suspended { by } => Self::Suspended(*by),
+            Standing::Resuming { cause, .. } => {
+                Self::Resuming(cause.as_ref().map(EndReason::to_string))
+            }
+        }
+    }
+
+    fn into_standing(self, now: Timestamp) -> Standing {
+        let recorded = |text| EndReason::BeforeRestart { text };
+        match self {
+            Self::Running => Standing::Running,
+            Self::Lost(text) => Standing::Lost(recorded(text)),
+            Self::Suspended(by) => Standing::Suspended { by },
+            Self::Resuming(cause) => Standing::Resuming {
+                since: now,
+                cause: cause.map(recorded),
+            },
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! How the record of a lease is written: as JSON, whose fields later versions may add to.
+
+use serde::{Deserialize, Serialize};
+use tensord_proto::{
+    grant::GrantNumber,
+    ids::{ClientId, WorkerId},
+};
+use tensord_scheduler::{
+    DeviceRef, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding, Requirement,
+    SuspendedPart, Suspender,
+};
+
+/// Returns the bytes of a record.
+pub(super) fn encode(record: &LeaseRecord) -> Vec<u8> {
+    serde_json::to_vec(&StoredLease::from(record))
+        .expect("numbers and texts can be written as JSON")
+}
+
+/// Returns the record that bytes stand for.
+///
+/// # Errors
+///
+/// If they are not a record that this version knows.
+pub(super) fn decode(bytes: &[u8]) -> Result<LeaseRecord, serde_json::Error> {
+    serde_json::from_slice::<StoredLease>(bytes).map(LeaseRecord::from)
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredLease {
+    owner: u64,
+    epoch: u64,
+    standing: StoredStanding,
+    devices: Vec<StoredDevice>,
+    keepers: Vec<StoredKeeper>,
+    parts: Vec<StoredPart>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredStanding {
+    Running,
+    Lost { reason: String },
+    SuspendedByAdministrator,
+    SuspendedByClient,
+    Resuming { cause: Option<String> },
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredDevice {
+    worker: u64,
+    index: u32,
+    /// Term and count.
+    grant: (u64, u64),
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredRequirement {
+    fingerprint: [u8; 16],
+    smallest_bytes: u64,
+    largest_bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredKeeper {
+    source: u64,
+    keeper: u64,
+    requirement: StoredRequirement,
+    is_kept: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredPart {
+    source: u64,
+    devices: usize,
+    requirement: StoredRequirement,
+    holders: Vec<u64>,
+}
+
+impl From<&LeaseRecord> for StoredLease {
+    fn from(record: &LeaseRecord) -> Self {
+        let device = |it: &GrantedDevice| StoredDevice {
+            worker: it.device_ref.worker.0,
+            index: it.device_ref.index,
+            grant: (it.grant.term, it.grant.count),
+        };
+        let keeper = |it: &RecordedKeeper| StoredKeeper {
+            source: it.source.0,
+            keeper: it.keeper.0,
+            requirement: it.requirement.into(),
+            is_kept: it.is_kept,
+        };
+        let part = |it: &SuspendedPart| StoredPart {
+            source: it.source.0,
+            devices: it.devices,
+            requirement: it.requirement.into(),
+            holders: it.holders.iter().map(|holder| holder.0).collect(),
+        };
+        Self {
+            owner: record.owner.0,
+            epoch: record.epoch,
+            standing: (&record.standing).into(),
+            devices: record.devices.iter().map(device).collect(),
+            keepers: record.keepers.iter().map(keeper).collect(),
+            parts: record.parts.iter().map(part).collect(),
+        }
+    }
+}
+
+impl From<StoredLease> for LeaseRecord {
+    fn from(stored: StoredLease) -> Self {
+        let device = |it: StoredDevice| GrantedDevice {
+            device_ref: DeviceRef {
+                worker: WorkerId(it.worker),
+                index: it.index,
+            },
+            grant: GrantNumber {
+                term: it.grant.0,
+                count: it.grant.1,
+            },
+        };
+        let keeper = |it: StoredKeeper| RecordedKeeper {
+            source: WorkerId(it.source),
+            keeper: WorkerId(it.keeper),
+            requirement: it.requirement.into(),
+            is_kept: it.is_kept,
+        };
+        let part = |it: StoredPart| SuspendedPart {
+            source: WorkerId(it.source),
+            devices: it.devices,
+            requirement: it.requirement.into(),
+            holders: it.holders.into_iter().map(WorkerId).collect(),
+        };
+        Self {
+            owner: ClientId(stored.owner),
+            epoch: stored.epoch,
+            standing: stored.standing.into(),
+            devices: stored.devices.into_iter().map(device).collect(),
+            keepers: stored.keepers.into_iter().map(keeper).collect(),
+            parts: stored.parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
+impl From<&RecordedStanding> for StoredStanding {
+    fn from(standing: &RecordedStanding) -> Self {
+        match standing {
+            RecordedStanding::Running => Self::Running,
+            RecordedStanding::Lost(reason) => Self::Lost {
+                reason: reason.clone(),
+            },
+            RecordedStanding::Suspended(Suspender::Administrator) => Self::SuspendedByAdministrator,
+            RecordedStanding::Suspended(Suspender::Client) => Self::SuspendedByClient,
+            RecordedStanding::Resuming(cause) => Self::Resuming {
+                cause: cause.clone(),
+            },
+        }
+    }
+}
+
+impl From<StoredStanding> for RecordedStanding {
+    fn from(stored: StoredStanding) -> Self {
+        match stored {
+            StoredStanding::Running => Self::Running,
+            StoredStanding::Lost { reason } => Self::Lost(reason),
+            StoredStanding::SuspendedByAdministrator => Self::Suspended(Suspender::Administrator),
+            StoredStanding::SuspendedByClient => Self::Suspended(Suspender::Client),
+            StoredStanding::Resuming { cause } => Self::Resuming(cause),
+        }
+    }
+}
+
+impl From<Requirement> for StoredRequirement {
+    fn from(requirement: Requirement) -> Self {
+        let Requirement {
+            fingerprint,
+            smallest_bytes,
+            largest_bytes,
+        } = requirement;
+        Self {
+            fingerprint,
+            smallest_bytes,
+            largest_bytes,
+        }
+    }
+}
+
+impl From<StoredRequirement> for Requirement {
+    fn from(stored: StoredRequirement) -> Self {
+        let StoredRequirement {
+            fingerprint,
+            smallest_bytes,
+            largest_bytes,
+        } = stored;
+        Self {
+            fingerprint,
+            smallest_bytes,
+            largest_bytes,
+        }
+    }
+}

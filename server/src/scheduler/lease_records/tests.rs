@@ -1,0 +1,155 @@
+use std::os::unix::fs::PermissionsExt;
+
+use tensord_proto::{
+    grant::GrantNumber,
+    ids::{ClientId, WorkerId},
+};
+use tensord_scheduler::{
+    DeviceRef, GrantedDevice, RecordedKeeper, RecordedStanding, Requirement, SuspendedPart,
+    Suspender,
+};
+
+use super::*;
+
+const REQUIREMENT: Requirement = Requirement {
+    fingerprint: [9; 16],
+    smallest_bytes: 1 << 30,
+    largest_bytes: u64::MAX,
+};
+
+fn record(standing: RecordedStanding) -> LeaseRecord {
+    LeaseRecord {
+        owner: ClientId(u64::MAX),
+        epoch: 3,
+        standing,
+        devices: vec![GrantedDevice {
+            device_ref: DeviceRef {
+                worker: WorkerId(1),
+                index: 2,
+            },
+            grant: GrantNumber { term: 4, count: 5 },
+        }],
+        keepers: vec![RecordedKeeper {
+            source: WorkerId(1),
+            keeper: WorkerId(6),
+            requirement: REQUIREMENT,
+            is_kept: true,
+        }],
+        parts: vec![SuspendedPart {
+            source: WorkerId(1),
+            devices: 2,
+            requirement: REQUIREMENT,
+            holders: vec![WorkerId(6), WorkerId(1)],
+        }],
+    }
+}
+
+fn records() -> Vec<(LeaseId, LeaseRecord)> {
+    let cause = Some("worker \"a\" was lost".to_owned());
+    let standings = [
+        RecordedStanding::Running,
+        RecordedStanding::Lost("it is gone".into()),
+        RecordedStanding::Suspended(Suspender::Administrator),
+        RecordedStanding::Suspended(Suspender::Client),
+        RecordedStanding::Resuming(cause),
+        RecordedStanding::Resuming(None),
+    ];
+    (1..).map(LeaseId).zip(standings.map(record)).collect()
+}
+
+fn changes(records: Vec<(LeaseId, LeaseRecord)>) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+    let records = records.into_iter();
+    records
+        .map(|(lease, record)| (lease, Some(record)))
+        .collect()
+}
+
+fn state() -> (tempfile::TempDir, StateDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    (directory, state)
+}
+
+#[test]
+fn records_outlive_the_process() {
+    let (directory, state) = state();
+    let opened = LeaseRecords::open(&state).unwrap();
+    assert_eq!(opened.known, []);
+    opened.records.queue(changes(records()));
+    drop(opened);
+    let mode = fs::metadata(directory.path().join(FILE))
+        .unwrap()
+        .permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let opened = LeaseRecords::open(&state).unwrap();
+    assert_eq!(opened.known, records());
+    // The latest record of a lease counts.
+    let later = record(RecordedStanding::Running);
+    opened
+        .records
+        .queue(vec![(LeaseId(1), None), (LeaseId(2), None)]);
+    opened
+        .records
+        .queue(vec![(LeaseId(2), Some(later.clone()))]);
+    drop(opened);
+    let mut expected = records();
+    expected.remove(0);
+    expected[0].1 = later;
+    assert_eq!(LeaseRecords::open(&state).unwrap().known, expected);
+}
+
+#[tokio::test]
+async fn written_records_are_on_disk_although_the_process_dies() {
+    let (_directory, state) = state();
+    let opened = LeaseRecords::open(&state).unwrap();
+    opened.records.queue(changes(records()));
+    opened.records.written().await;
+    // A copy of the file is what the next process would find.
+    let (copy, copied) = self::state();
+    fs::copy(state.path().join(FILE), copy.path().join(FILE)).unwrap();
+    assert_eq!(LeaseRecords::open(&copied).unwrap().known, records());
+}
+
+#[test]
+fn damaged_file_is_put_aside() {
+    for damage in [0, 5_000] {
+        let (directory, state) = state();
+        let opened = LeaseRecords::open(&state).unwrap();
+        opened.records.queue(changes(records()));
+        drop(opened);
+        let path = directory.path().join(FILE);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[damage..].fill(0x5a);
+        fs::write(&path, &bytes).unwrap();
+        let opened = LeaseRecords::open(&state).unwrap();
+        assert_eq!(opened.known, []);
+        assert_eq!(
+            fs::read(path.with_extension("redb.damaged")).unwrap(),
+            bytes
+        );
+        opened.records.queue(changes(records()));
+        drop(opened);
+        assert_eq!(LeaseRecords::open(&state).unwrap().known, records());
+    }
+}
+
+#[test]
+fn record_of_an_unknown_version_is_skipped() {
+    let (_directory, state) = state();
+    let opened = LeaseRecords::open(&state).unwrap();
+    opened.records.queue(changes(records()));
+    drop(opened);
+    let (database, _) = open_database(state.private_file(FILE).unwrap()).unwrap();
+    let transaction = database.begin_write().unwrap();
+    {
+        let mut table = transaction.open_table(LEASES).unwrap();
+        table
+            .insert(1, &br#"{"owner":1,"standing":"new"}"#[..])
+            .unwrap();
+        table.insert(2, &b"no JSON"[..]).unwrap();
+    }
+    transaction.commit().unwrap();
+    drop(database);
+    let opened = LeaseRecords::open(&state).unwrap();
+    assert_eq!(opened.known, records()[2..]);
+}
