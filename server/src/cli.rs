@@ -193,6 +193,7 @@ Examples:
   tensord demo --kind cuda           train on a GPU, if this build and host have one
   tensord demo --url                 train on the pool in TENSORD_URL
   tensord demo --chaos               kill workers at random, and compare the losses
+  tensord demo --chaos --devices 2   the same while two workers train together
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {
         #[command(flatten)]

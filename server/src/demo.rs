@@ -19,7 +19,7 @@ mod panics;
 mod progress;
 mod train;
 
-pub(crate) use losses::{Losses, first_difference};
+pub(crate) use losses::{Losses, by_step, first_difference};
 pub(crate) use models::Model;
 pub(crate) use outcome::{Chaos, Outcome, render_table, to_json};
 pub(crate) use panics::Panics;

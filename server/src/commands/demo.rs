@@ -1,7 +1,7 @@
 //! `tensord demo`: a training run on a pool of its own or on an existing one.
 //!
 //! If no pool is given, the demo starts a scheduler in this process and two
-//! workers (three with `--chaos`) as processes of their own. So it uses everything that a real pool does:
+//! workers (with `--chaos`, two more than devices) as processes of their own. So it uses everything that a real pool does:
 //! two workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
@@ -39,7 +39,7 @@ pub(super) async fn run(config: DemoConfig) -> Result<(), Failure> {
     let mut shutdown = Shutdown::listen().map_err(Failure::system("wait for signals"))?;
     // The other workers warn of those that are killed.
     let (count, log) = match config.chaos {
-        true => (chaos::WORKERS, "error"),
+        true => (config.devices + chaos::OTHER_WORKERS, "error"),
         false => (WORKERS, "warn"),
     };
     let own = match &config.pool {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// The loss of each step so far. Clones share the losses.
 ///
-/// A run on several devices reports a loss for each device and step, in no fixed order.
+/// A run on several devices reports a loss for each device and step; [`by_step`] puts them in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Losses(Arc<Shared>);
 
@@ -48,6 +48,17 @@ impl Losses {
     }
 }
 
+/// Puts the losses of each step in order. A run on `devices` devices reports as many losses for each
+/// step, and all of them before any of the next step, as its devices wait for each other there. Drops
+/// those of a step that is not complete.
+pub(crate) fn by_step(mut losses: Vec<f64>, devices: usize) -> Vec<f64> {
+    losses.truncate(losses.len() - losses.len() % devices);
+    for step in losses.chunks_mut(devices) {
+        step.sort_by(f64::total_cmp);
+    }
+    losses
+}
+
 /// Returns the index of the first loss in which two runs differ by any bit, or the number of losses
 /// of the shorter run if one is longer; `None` if they are identical.
 pub(crate) fn first_difference(first: &[f64], second: &[f64]) -> Option<usize> {
@@ -79,6 +90,15 @@ mod tests {
                 "{first:?} {second:?}"
             );
         }
+    }
+
+    #[test]
+    fn losses_of_a_step_have_no_order() {
+        let losses = vec![2.0, 1.0, -0.0, 0.0, f64::NAN, 4.0, 9.0];
+        let ordered = by_step(losses.clone(), 2);
+        let expected = [1.0, 2.0, -0.0, 0.0, 4.0, f64::NAN];
+        assert_eq!(first_difference(&ordered, &expected), None, "{ordered:?}");
+        assert_eq!(first_difference(&by_step(losses.clone(), 1), &losses), None);
     }
 
     #[test]

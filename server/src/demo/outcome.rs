@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Chaos {
     /// The number of workers that were killed.
     pub(crate) kills: usize,
-    /// For each kill of the worker that trained: the time until the next loss, in milliseconds.
+    /// For each kill of a worker that trained: the time until the next loss, in milliseconds.
     pub(crate) recovery_ms: Vec<u64>,
     /// The number of losses, all of which were compared with those of an undisturbed run.
     pub(crate) losses: usize,
@@ -53,7 +53,7 @@ impl Chaos {
         let mut recovery_ms = self.recovery_ms.clone();
         recovery_ms.sort_unstable();
         let kills = format!(
-            "{}, {} of them of the worker that trained",
+            "{}, {} of them of a worker that trained",
             self.kills,
             recovery_ms.len()
         );
@@ -236,7 +236,7 @@ mod tests {
     fn kills_are_reported() {
         let table = render_table(&outcome_with_kills(None));
         let expected = "
-kills          4, 3 of them of the worker that trained
+kills          4, 3 of them of a worker that trained
 recovery       median 650 ms, longest 900 ms
 losses         all 330 identical to those without kills";
         assert!(table.ends_with(expected), "{table}");

@@ -16,12 +16,12 @@ use tensord_client::Pool;
 use super::{error::DemoError, own_pool::Workers};
 use crate::{
     config::DemoConfig,
-    demo::{Chaos, Losses, Outcome, first_difference},
+    demo::{Chaos, Losses, Outcome, by_step, first_difference},
 };
 
-/// Number of workers: one that trains, one that keeps the snapshots, and one to keep them if either
+/// Number of workers that do not train: one that keeps the snapshots, and one to keep them if a worker
 /// is killed.
-pub(super) const WORKERS: u32 = 3;
+pub(super) const OTHER_WORKERS: u32 = 2;
 
 /// Passes over the training set: enough for several kills.
 const EPOCHS: usize = 300;
@@ -58,8 +58,10 @@ pub(super) fn train(
     if interrupter.should_stop() {
         return Err(DemoError::NoKill);
     }
+    let devices = config.devices as usize;
     let killer = Killer {
         pool,
+        devices,
         losses: Losses::default(),
         is_quiet: config.quiet,
         is_over: &AtomicBool::new(false),
@@ -78,14 +80,15 @@ pub(super) fn train(
     if kills == 0 {
         return Err(DemoError::NoKill);
     }
-    let losses = killer.losses.values();
+    let losses = by_step(killer.losses.values(), devices);
+    let undisturbed = by_step(undisturbed, devices);
     // A training that the user has stopped is compared as far as it went.
     let undisturbed = &undisturbed[..losses.len().min(undisturbed.len())];
     outcome.chaos = Some(Chaos {
         kills,
         recovery_ms,
         losses: losses.len(),
-        first_difference: first_difference(&losses, undisturbed),
+        first_difference: first_difference(&losses, undisturbed).map(|at| at / devices),
     });
     Ok(outcome)
 }
@@ -104,7 +107,7 @@ fn train_undisturbed(
     let is_over = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
         if !config.quiet && stdout().is_terminal() {
-            scope.spawn(|| show_progress(&losses, &is_over));
+            scope.spawn(|| show_progress(&losses, config.devices as usize, &is_over));
         }
         let trained = super::train(config, pool, interrupter, losses.clone());
         is_over.store(true, Ordering::Relaxed);
@@ -113,15 +116,16 @@ fn train_undisturbed(
     if !config.quiet {
         let (steps, seconds) = (outcome.steps, outcome.seconds);
         println!("  {steps} steps in {seconds:.1} s");
-        println!("training {model} again, and killing one of {WORKERS} workers every few seconds");
+        let workers = config.devices + OTHER_WORKERS;
+        println!("training {model} again, and killing one of {workers} workers every few seconds");
     }
     Ok(losses.values())
 }
 
 /// Shows the number of steps on the terminal until `is_over`, and then clears the line.
-fn show_progress(losses: &Losses, is_over: &AtomicBool) {
+fn show_progress(losses: &Losses, devices: usize, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
-        print!("\r  {} steps", losses.count());
+        print!("\r  {} steps", losses.count() / devices);
         let _ = stdout().flush();
         thread::sleep(PROGRESS_INTERVAL);
     }
@@ -131,6 +135,8 @@ fn show_progress(losses: &Losses, is_over: &AtomicBool) {
 /// Kills workers while a training runs.
 struct Killer<'a> {
     pool: &'a Pool,
+    /// Number of devices that train, each at a worker of its own.
+    devices: usize,
     losses: Losses,
     is_quiet: bool,
     /// Whether the training is over.
@@ -140,7 +146,7 @@ struct Killer<'a> {
 
 impl Killer<'_> {
     /// Kills a random worker every few seconds, and starts another one in its place. Returns the
-    /// number of kills, and for each kill of the worker that trained the time to the next loss.
+    /// number of kills, and for each kill of a worker that trained the time to the next loss.
     fn run(
         &self,
         mut workers: Workers,
@@ -156,18 +162,18 @@ impl Killer<'_> {
             if self.is_over() {
                 return Ok((kills, recovery_ms));
             }
-            let trains = self.worker_that_trains()?;
+            let training = self.workers_that_train()?;
             let names = workers.names();
-            // The first one is the worker that trains, so that there is something to see.
-            let first = trains.as_ref().filter(|_| kills == 0);
+            // The first one is a worker that trains, so that there is something to see.
+            let first = training.first().filter(|_| kills == 0);
             let Some(name) = first.or_else(|| names.choose(rng)) else {
                 return Ok((kills, recovery_ms));
             };
-            let (step, killed) = (self.losses.count(), Instant::now());
+            let (step, killed) = (self.losses.count() / self.devices, Instant::now());
             workers.kill(name);
             workers.start_next().map_err(DemoError::Start)?;
             kills += 1;
-            let effect = match trains.as_ref() == Some(name) {
+            let effect = match training.contains(name) {
                 true => match self.recovery(name, killed)? {
                     Some(recovery) => {
                         recovery_ms.push(recovery.as_millis() as u64);
@@ -193,12 +199,12 @@ impl Killer<'_> {
         }
     }
 
-    /// Waits until the training goes on at another worker than `lost`. Returns the time from
-    /// `killed` to the first loss from there, or `None` if the training is over.
+    /// Waits until the training goes on without the worker `lost`. Returns the time from `killed` to the
+    /// first loss after that, or `None` if the training is over.
     fn recovery(&self, lost: &str, killed: Instant) -> Result<Option<Duration>, DemoError> {
         self.wait_for("the move of the lease", || {
-            let trains = self.worker_that_trains()?;
-            Ok(trains.is_some_and(|trains| trains != lost))
+            let training = self.workers_that_train()?;
+            Ok(training.len() == self.devices && !training.iter().any(|worker| worker == lost))
         })?;
         let count = self.losses.count();
         let deadline = Instant::now() + RECOVERY_DEADLINE;
@@ -240,11 +246,11 @@ impl Killer<'_> {
         Ok(())
     }
 
-    /// Returns the name of the worker whose device is leased.
-    fn worker_that_trains(&self) -> Result<Option<String>, DemoError> {
+    /// Returns the names of the workers whose devices are leased.
+    fn workers_that_train(&self) -> Result<Vec<String>, DemoError> {
         let workers = self.pool.status()?.workers.into_iter();
-        let mut leased = workers.filter(|worker| worker.devices.iter().any(|device| device.leased));
-        Ok(leased.next().map(|worker| worker.name))
+        let leased = workers.filter(|worker| worker.devices.iter().any(|device| device.leased));
+        Ok(leased.map(|worker| worker.name).collect())
     }
 }
 

@@ -28,7 +28,7 @@ impl Layers<'_> {
             return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
         }
         if settings.chaos {
-            check_chaos(pool.is_some(), settings.devices.0, kind.as_deref())?;
+            check_chaos(pool.is_some(), kind.as_deref())?;
         }
         Ok(DemoConfig {
             model: settings.model,
@@ -45,15 +45,12 @@ impl Layers<'_> {
 }
 
 /// Checks that `demo --chaos` gets a pool of its own and a lease that outlives its worker.
-fn check_chaos(has_pool: bool, devices: u32, kind: Option<&str>) -> Result<(), ConfigError> {
-    let problem = match (has_pool, devices, kind) {
-        (true, ..) => {
+fn check_chaos(has_pool: bool, kind: Option<&str>) -> Result<(), ConfigError> {
+    let problem = match (has_pool, kind) {
+        (true, _) => {
             "--chaos kills workers, so it needs a pool of its own; leave out --url".to_owned()
         }
-        (_, 2.., _) => format!(
-            "--chaos --devices {devices}: several devices report their losses in no fixed order, so they cannot be compared; leave out --devices"
-        ),
-        (_, _, Some(kind)) if kind != "flex" => format!(
+        (_, Some(kind)) if kind != "flex" => format!(
             "--chaos --kind {kind}: only leases of CPU devices (flex) outlive a worker; leave out --kind"
         ),
         _ => return Ok(()),
