@@ -154,17 +154,20 @@ impl World {
         };
         let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
         let keeper = lease.keepers.get(&own);
+        let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
+        let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
+        // After a restart, the engine knows from its records who has the snapshots, and chooses another
+        // keeper only when it knows the lease's worker.
+        let is_restarted = self.leases.is_none();
+        let own_may_join = is_restarted && own_worker.is_none();
         if let Some(Keeper { worker: keeper, .. }) = keeper {
-            // After a restart, the engine knows from its records who has the snapshots.
             let known = self.workers[keeper.0 as usize].known.as_ref();
-            let may_join = self.leases.is_none() && known.is_none();
+            let may_join = own_may_join || is_restarted && known.is_none();
             assert!(
                 lease.lost().is_some() || may_join || keepers.iter().any(|w| w.id == keeper.0),
                 "{id} has keeper {keeper}"
             );
         }
-        let own_worker = self.workers.iter().find(|worker| worker.id == own.0);
-        let own_worker = own_worker.and_then(|worker| worker.known.as_ref());
         if lease.lost().is_none() {
             let is_possible = own_devices.iter().all(|it| it.is_some_and(is_exact));
             let is_connected =
@@ -173,9 +176,8 @@ impl World {
                 && own_worker.is_some_and(|it| it.connected)
                 && keepers.into_iter().any(is_connected);
             assert!(keeper.is_some() || !is_expected, "{id} has no keeper");
-            let own_may_join = self.leases.is_none() && own_worker.is_none();
             assert!(
-                keeper.is_none() || own_may_join || is_possible,
+                keeper.is_none() || is_restarted || is_possible,
                 "{id} has a keeper"
             );
         }
