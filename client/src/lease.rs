@@ -44,6 +44,7 @@ pub struct LeaseRequest {
     pub(crate) memory_bytes: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) durability: Durability,
+    pub(crate) recover_within: Option<Duration>,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
     pub(crate) on_event: Option<EventCallback>,
 }
@@ -57,6 +58,7 @@ impl LeaseRequest {
             memory_bytes: 0,
             timeout: None,
             durability: Durability::Auto,
+            recover_within: None,
             on_queued: None,
             on_event: None,
         }
@@ -85,6 +87,15 @@ impl LeaseRequest {
     /// where that is possible.
     pub fn durable(mut self, durability: Durability) -> Self {
         self.durability = durability;
+        self
+    }
+
+    /// Ends the lease if it cannot go on within this time after its worker, or a process of it, was
+    /// lost: for example because no other device gives the same bits, or all of these are leased. By
+    /// default, and at most, the lease waits for an hour and for a day, respectively. A lease that an
+    /// administrator or this program has suspended waits without a limit.
+    pub fn recover_within(mut self, limit: Duration) -> Self {
+        self.recover_within = Some(limit);
         self
     }
 

@@ -180,12 +180,13 @@ impl Pool {
         let pool = self.clone();
         async move {
             let durability = request.durability;
+            let recover_within = request.recover_within;
             let events = LeaseEvents::start(request.on_event.take());
             let events = events.map_err(|e| LeaseError::Events {
                 reason: e.to_string(),
             })?;
             let (granted, watch) = request::wait_for_grant(&pool.control, request).await?;
-            watch.set_events(events);
+            watch.prepare(events, recover_within);
             pool.open(&granted, watch, durability).await
         }
     }

@@ -59,7 +59,7 @@ use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::{
     counters::ByteCounters,
-    destination::{Destination, Interruption, SessionTarget, UnreachableLeases},
+    destination::{Destination, Interruption, SessionTarget, UnreachableLeases, max_interruption},
     driver::drive,
     requests::Answer,
     state::SessionEnd,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// One accelerator (or CPU) that a worker offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +89,9 @@ pub struct Demand {
     /// Whether the lease is to go on from snapshots if a process of it dies, or at another worker if
     /// a worker is lost. Leases with devices that are not exact do not.
     pub is_durable: bool,
+    /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for
+    /// the pool's default.
+    pub recover_within: Option<Duration>,
 }
 
 impl Demand {

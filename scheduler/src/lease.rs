@@ -38,6 +38,9 @@ pub(crate) struct Lease {
     /// Whether the lease goes on from snapshots if a process of it dies, or at its keeper if its worker
     /// is lost.
     pub(crate) is_durable: bool,
+    /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
+    /// pool's default.
+    pub(crate) recover_within: Option<Duration>,
     /// Who keeps the snapshots of the sessions on each of the lease's workers.
     pub(crate) keepers: BTreeMap<WorkerId, Keeper>,
     /// What each of the lease's own workers has reported of the snapshots of its sessions, on its

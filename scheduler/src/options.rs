@@ -19,11 +19,17 @@ pub struct Options {
     /// short for the team that waits for the devices.
     pub lease_expiry: Duration,
 
-    /// How long a durable lease waits for a device after its worker was lost.
+    /// How long a durable lease waits for devices after a worker or a process of it was lost, if its
+    /// request does not say.
     ///
-    /// 10 min: enough for a device of the worker that has its snapshots to become free, or for
-    /// the worker itself to come back after its network was repaired.
+    /// 1 h: enough for a device of the worker that has its snapshots to become free, or for
+    /// somebody to repair the worker's network.
     pub recovery_timeout: Duration,
+
+    /// The longest time that a request may say instead. A longer one is shortened to it.
+    ///
+    /// A day: the workers that have the snapshots keep them for an hour longer.
+    pub max_recovery_timeout: Duration,
 
     /// How long a client must have reported that it cannot reach the worker of a durable lease,
     /// while the scheduler can, until the lease moves to its keeper.
@@ -59,7 +65,8 @@ impl Default for Options {
         Self {
             worker_timeout: Duration::from_secs(5),
             lease_expiry: Duration::from_secs(30),
-            recovery_timeout: Duration::from_secs(600),
+            recovery_timeout: Duration::from_secs(3600),
+            max_recovery_timeout: Duration::from_secs(24 * 3600),
             unreachable_timeout: Duration::from_secs(10),
             adoption_window: Duration::from_secs(60),
             max_waiting: 4096,

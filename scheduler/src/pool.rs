@@ -368,6 +368,7 @@ impl Pool {
             kind: None,
             memory_bytes: 0,
             is_durable: false,
+            recover_within: None,
         };
         let free = self.get(worker).into_iter().flat_map(|it| it.free(&any));
         let free = free.map(|(_, index)| DeviceRef { worker, index });

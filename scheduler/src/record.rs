@@ -4,6 +4,8 @@
 //! them. Nobody but the scheduler knows who keeps the snapshots of a lease, and no worker runs one
 //! that is suspended or lost.
 
+use std::time::Duration;
+
 use tensord_proto::ids::{ClientId, WorkerId};
 
 use crate::device::Requirement;
@@ -20,6 +22,9 @@ pub struct LeaseRecord {
     pub owner: ClientId,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
+    /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
+    /// pool's default.
+    pub recover_within: Option<Duration>,
     /// Whether the lease has devices, or why it has none.
     pub standing: RecordedStanding,
     /// The lease's devices, in the order of its ranks. Those of a lost worker are among them.
@@ -76,6 +81,7 @@ impl LeaseRecord {
         Some(Self {
             owner,
             epoch: lease.epoch,
+            recover_within: lease.recover_within,
             standing: RecordedStanding::of(&lease.standing),
             devices: devices.collect(),
             keepers: lease.keepers.iter().map(keeper).collect(),
@@ -96,6 +102,7 @@ impl LeaseRecord {
             (it.source, keeper)
         };
         lease.keepers = self.keepers.into_iter().map(keeper).collect();
+        lease.recover_within = self.recover_within;
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);
         lease

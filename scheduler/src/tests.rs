@@ -365,6 +365,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
             kind: None,
             memory_bytes: 0,
             is_durable: false,
+            recover_within: None,
         },
     )
 }

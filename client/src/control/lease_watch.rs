@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tensord_proto::{ids::LeaseId, v1};
@@ -10,7 +10,9 @@ use tokio::sync::watch;
 
 use crate::{
     lease::{LeaseEvent, LeaseEvents},
-    session::{Destination, Interruption, Session, SessionTarget, UnreachableLeases},
+    session::{
+        Destination, Interruption, Session, SessionTarget, UnreachableLeases, max_interruption,
+    },
 };
 
 /// Passes on to the sessions of a lease what the pool reports about the lease. Clones share the
@@ -29,6 +31,8 @@ struct LeaseStatus {
     /// The pool's last report of where the lease goes on.
     moved: Option<v1::Moved>,
     events: LeaseEvents,
+    /// How long the lease may wait for devices, if its request says so.
+    recover_within: Option<Duration>,
 }
 
 struct WatchedSession {
@@ -56,6 +60,7 @@ impl LeaseWatch {
         let (destination, receiver) = watch::channel(Destination {
             target: Arc::new(target),
             interruption: None,
+            max_interruption: max_interruption(status.recover_within),
             lease: self.lease,
             unreachable: self.unreachable.clone(),
             events: status.events.clone(),
@@ -76,9 +81,11 @@ impl LeaseWatch {
         receiver
     }
 
-    /// Sets where the program learns what happens to the lease. Sessions must be added after that.
-    pub(crate) fn set_events(&self, events: LeaseEvents) {
-        self.lock().events = events;
+    /// Sets where the program learns what happens to the lease, and how long the lease may wait for
+    /// devices if its request says so. Sessions must be added after that.
+    pub(crate) fn prepare(&self, events: LeaseEvents, recover_within: Option<Duration>) {
+        let mut status = self.lock();
+        (status.events, status.recover_within) = (events, recover_within);
     }
 
     /// Returns whether all sessions of the lease could go on from snapshots.

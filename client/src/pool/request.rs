@@ -45,6 +45,10 @@ impl Drop for QueuedRequest {
     }
 }
 
+fn in_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Sends `request` to the pool and waits until it is granted.
 ///
 /// # Errors
@@ -65,6 +69,7 @@ pub(super) async fn wait_for_grant(
             kind: request.kind,
             memory_bytes: request.memory_bytes,
             durable: request.durability != Durability::Off,
+            recover_within_ms: request.recover_within.map(in_millis),
         },
         replies: RequestReplies { position, outcome },
     };

@@ -57,20 +57,28 @@ impl SessionTarget {
     }
 }
 
-/// How long a session waits for the pool's report of where it goes on: longer than the pool lets a
-/// lease wait.
-const MAX_INTERRUPTION: Duration = Duration::from_secs(660);
+/// How long the pool lets a lease wait for devices if its request does not say.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How much longer a session waits for the pool's report of where it goes on, or that the lease has
+/// ended.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns how long a session waits for the pool's report of where it goes on.
+pub(crate) fn max_interruption(recover_within: Option<Duration>) -> Duration {
+    let limit = recover_within.unwrap_or(RECOVERY_TIMEOUT);
+    limit.saturating_add(REPORT_TIMEOUT)
+}
 
 /// Why a session is to wait until the pool reports where it goes on, or that the lease has ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Interruption {
-    /// The pool reported at this time that the worker was lost. It must report what follows within
-    /// [`MAX_INTERRUPTION`].
+    /// The pool reported at this time that the worker was lost. It must report in time what follows.
     Since(Instant),
     /// The lease is suspended, however long that takes. The session must not try to reach a worker.
     Suspended,
     /// The lease is suspended, and the client has had no connection to the pool since this time. The
-    /// pool must report within [`MAX_INTERRUPTION`].
+    /// pool must report in time that it is.
     SuspendedWithoutPool(Instant),
 }
 
@@ -79,6 +87,8 @@ pub(crate) enum Interruption {
 pub(crate) struct Destination {
     pub(crate) target: Arc<SessionTarget>,
     pub(crate) interruption: Option<Interruption>,
+    /// How long the session waits for the pool's report of where it goes on.
+    pub(crate) max_interruption: Duration,
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<UnreachableLeases>,
@@ -91,7 +101,7 @@ impl Destination {
     pub(super) fn is_interrupted(&self) -> bool {
         match self.interruption {
             Some(Interruption::Since(at) | Interruption::SuspendedWithoutPool(at)) => {
-                at.elapsed() < MAX_INTERRUPTION
+                at.elapsed() < self.max_interruption
             }
             Some(Interruption::Suspended) => true,
             None => false,
@@ -110,7 +120,7 @@ impl Destination {
     /// Returns until when the session must wait at most; `None` if there is no limit.
     pub(super) fn waits_until(&self) -> Option<Instant> {
         match self.interruption {
-            Some(Interruption::SuspendedWithoutPool(at)) => Some(at + MAX_INTERRUPTION),
+            Some(Interruption::SuspendedWithoutPool(at)) => at.checked_add(self.max_interruption),
             _ => None,
         }
     }

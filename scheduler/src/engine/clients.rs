@@ -188,7 +188,9 @@ impl Engine {
             lease,
             devices,
         });
-        let granted = Lease::owned(client, &lease_devices, demand.is_durable, 0);
+        let mut granted = Lease::owned(client, &lease_devices, demand.is_durable, 0);
+        let longest = self.options.max_recovery_timeout;
+        granted.recover_within = demand.recover_within.map(|it| it.min(longest));
         self.leases.insert(lease, granted);
     }
 

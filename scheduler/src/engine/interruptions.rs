@@ -60,8 +60,9 @@ impl Engine {
         let parts = self.suspended_parts(lease, true)?;
         let (since, cause) = (self.now, Some(cause));
         self.suspend_running(id, parts, Standing::Resuming { since, cause });
+        let rejoin_by = since + self.recovery_timeout(id);
         if let Some(lease) = self.leases.get_mut(id) {
-            lease.rejoin_by = Some(since + self.options.recovery_timeout);
+            lease.rejoin_by = Some(rejoin_by);
         }
         self.report_standing(id);
         Ok(())

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -46,7 +47,7 @@ impl Engine {
             gone: Box::new(reason.clone()),
             keeper: keeper.name().to_owned(),
         };
-        let rejoin_by = self.now + self.options.recovery_timeout;
+        let rejoin_by = self.now + self.recovery_timeout(id);
         if let Some(lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
             lease.rejoin_by = Some(rejoin_by);
@@ -55,6 +56,13 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// Returns how long a lease may wait for devices after a worker or a process of it was lost.
+    pub(super) fn recovery_timeout(&self, id: LeaseId) -> Duration {
+        let lease = self.leases.get(id);
+        let own = lease.and_then(|lease| lease.recover_within);
+        own.unwrap_or(self.options.recovery_timeout)
     }
 
     /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
@@ -118,15 +126,14 @@ impl Engine {
     /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
         let without_devices = self.leases.iter();
-        // Those first that a death has interrupted, as they had devices until then; and then the longest
-        // wait.
+        // Those first that a death has interrupted, as they had devices until then; and then the one that
+        // would end first.
         let without_devices = without_devices.filter_map(|(id, lease)| {
             let (is_interrupted, since) = match &lease.standing {
                 Standing::Running => return None,
                 Standing::Lost(_) => (false, lease.rejoin_by),
                 Standing::Resuming { since, cause } => {
-                    let since = *since + self.options.recovery_timeout;
-                    (cause.is_some(), Some(since))
+                    (cause.is_some(), Some(*since + self.recovery_timeout(id)))
                 }
                 Standing::Suspended { .. } => (false, None),
             };

@@ -25,7 +25,8 @@ impl Engine {
             lease.expires_at = Some(self.now + self.options.lease_expiry);
             lease.rejoin_by = match lease.standing {
                 Standing::Lost(_) | Standing::Resuming { cause: Some(_), .. } => {
-                    Some(self.now + self.options.recovery_timeout)
+                    let own = lease.recover_within;
+                    Some(self.now + own.unwrap_or(self.options.recovery_timeout))
                 }
                 Standing::Running => Some(self.now + self.options.lease_expiry),
                 Standing::Suspended { .. } | Standing::Resuming { cause: None, .. } => None,
@@ -92,6 +93,7 @@ impl Engine {
         let later = Lease::owned(client, &[], claim.is_durable, claim.epoch);
         let outdated = std::mem::replace(lease, later);
         lease.lease_devices = outdated.lease_devices;
+        lease.recover_within = outdated.recover_within;
         let unclaimed = lease.set_devices(&claim.lease_devices);
         let workers = lease.workers();
         self.end_unclaimed(id, unclaimed);

@@ -132,7 +132,7 @@ impl World {
                 leases
                     .get_mut(id)
                     .unwrap()
-                    .suspend_until(self.now + 600_000);
+                    .suspend_until(self.now + 3_600_000);
             } else if is_over && (all_known || !known.is_durable) {
                 leases.remove(id);
             }
@@ -180,7 +180,7 @@ impl World {
 
     /// A lease on several workers is suspended, as one of these drains or cannot be reached.
     pub(super) fn suspend_for_worker(&mut self, id: LeaseId) {
-        let until = self.now + 600_000;
+        let until = self.now + 3_600_000;
         let leases = self.leases.as_mut();
         let lease = leases.and_then(|leases| leases.get_mut(&id));
         if let Some(lease) = lease.filter(|lease| !lease.is_suspended) {
@@ -547,7 +547,7 @@ impl World {
     /// keeps, and so do leases that waited for it.
     fn lose_leases_of(&mut self, i: usize) {
         let id = WorkerId(self.workers[i].id);
-        let lost_until = self.now + 600_000;
+        let lost_until = self.now + 3_600_000;
         let Some(mut leases) = self.leases.take() else {
             return;
         };

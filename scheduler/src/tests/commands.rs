@@ -47,6 +47,7 @@ pub(super) fn unsatisfiable(
         kind: None,
         memory_bytes: 0,
         is_durable: false,
+        recover_within: None,
     };
     let mut pool = crate::Inventory::default();
     for devices in workers {

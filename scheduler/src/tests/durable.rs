@@ -17,6 +17,7 @@ pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
             kind: Some("flex".into()),
             memory_bytes: 0,
             is_durable: true,
+            recover_within: None,
         },
     )
 }

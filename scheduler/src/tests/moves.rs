@@ -68,6 +68,27 @@ fn pair_kept_by_worker_2() -> Vec<Step> {
 }
 
 #[test]
+fn lost_lease_ends_when_its_time_is_over() {
+    let ended_after = |recover_within, seconds: u64| {
+        let mut steps = lost_while_worker_2_is_busy();
+        for (_, event, _) in &mut steps {
+            if let Event::Client {
+                event: ClientEvent::Request { demand, .. },
+                ..
+            } = event
+            {
+                demand.recover_within = Some(recover_within);
+            }
+        }
+        let over = ended(1, 10, not_replaced(1, 2));
+        let at_last = (seconds * 1000, tick(), vec![drop_snapshots(2, 10), over]);
+        check(steps.into_iter().chain([at_last]));
+    };
+    ended_after(Duration::from_secs(30), 5 + 30);
+    ended_after(Duration::MAX, 5 + 24 * 3600);
+}
+
+#[test]
 fn devices_are_held_back_for_a_lost_lease_that_needs_several() {
     let lost = [
         (2, request(2, 3, 1), vec![granted_exact(2, 3, 2, 1)]),
@@ -178,7 +199,7 @@ fn lease_ends_when_its_keeper_is_lost_too() {
 #[test]
 fn lease_ends_when_no_device_becomes_free_for_long() {
     let over = ended(1, 10, not_replaced(1, 2));
-    let too_late = [(605_000, tick(), vec![drop_snapshots(2, 10), over])];
+    let too_late = [(3_605_000, tick(), vec![drop_snapshots(2, 10), over])];
     check(lost_while_worker_2_is_busy().into_iter().chain(too_late));
 }
 
@@ -359,7 +380,7 @@ fn lease_waits_if_its_worker_leaves_before_it_could_move() {
     let waits = || kept_by_worker_2().into_iter().chain(stops.clone());
     check(waits().chain(frees));
     let over = (
-        600_006,
+        3_600_006,
         tick(),
         vec![drop_snapshots(2, 10), ended(1, 10, gone)],
     );
@@ -416,6 +437,7 @@ fn other_leases_have_no_keeper() {
             kind,
             memory_bytes: 0,
             is_durable: true,
+            recover_within: None,
         };
         request_for(1, request, demand)
     };

@@ -9,6 +9,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         kind: kind.map(str::to_owned),
         memory_bytes: gib << 30,
         is_durable: false,
+        recover_within: None,
     }
 }
 

@@ -134,6 +134,7 @@ fn demand() -> impl Strategy<Value = Demand> {
         kind: kind.map(str::to_owned),
         memory_bytes: gib << 30,
         is_durable,
+        recover_within: None,
     })
 }
 

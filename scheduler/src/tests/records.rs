@@ -16,6 +16,7 @@ fn running() -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(1),
         epoch: 0,
+        recover_within: None,
         standing: RecordedStanding::Running,
         devices: vec![GrantedDevice {
             device_ref: device_ref(1, 0),

@@ -539,7 +539,7 @@ fn interrupted_lease_ends_if_there_are_no_devices_for_long() {
         ),
         (4, released(2, 10), vec![]),
         (
-            600_003,
+            3_600_003,
             tick(),
             vec![
                 drop_snapshots(2, 10),

@@ -307,6 +307,9 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
         },
         memory_bytes: request.memory_bytes,
         is_durable: request.durable,
+        recover_within: request
+            .recover_within_ms
+            .map(std::time::Duration::from_millis),
     })
 }
 

@@ -196,6 +196,27 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
 }
 
 #[test]
+fn lease_ends_if_it_cannot_go_on_in_time() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let pool = cluster.pool();
+    let request = LeaseRequest::devices(1).recover_within(Duration::from_secs(1));
+    let lease = pool.lease(request).unwrap();
+    let source = cluster.worker_of_lease().unwrap();
+    let other = LeaseRequest::devices(1).durable(Durability::Off);
+    let _other = pool.lease(other).unwrap();
+    let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+    assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
+    wait_for_copy(&cluster, source);
+    cluster.workers[source].kill();
+    let error = ones.sum().try_into_data().unwrap_err().to_string();
+    let reason = format!(
+        "no device became free for the lease at worker worker-{}",
+        1 - source
+    );
+    assert!(error.contains(&reason), "{error}");
+}
+
+#[test]
 fn lease_that_is_not_durable_ends_with_its_worker() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let request = LeaseRequest::devices(1).durable(Durability::Off);

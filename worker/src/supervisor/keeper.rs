@@ -22,8 +22,12 @@ use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, Snapshots};
 use crate::process_message::SnapshotInfo;
 
 /// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
-/// than the scheduler lets a lost lease wait (its recovery timeout).
-const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1800);
+/// than the scheduler lets a lost lease wait at most.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(25 * 3600);
+
+/// After this time without a connection, the snapshots of a lease give way to those of leases that
+/// run, if there is no room for both.
+const ORPHAN_PRIORITY_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Maximum number of suspended leases: the scheduler sends a command for each of them when this worker
 /// joins again, and queues at most 1024.
@@ -178,14 +182,38 @@ impl KeptForOthers {
     /// Drops the snapshots of leases none of whose workers has had a connection for long. The workers
     /// may still send others.
     pub(super) fn expire(&mut self, now: Instant) {
-        let is_orphan = |source: &Source| {
-            source.connections == 0 && now.duration_since(source.last_seen) >= ORPHAN_TIMEOUT
-        };
-        let mut orphans = BTreeMap::new();
-        for ((lease, _), source) in &self.sources {
-            *orphans.entry(*lease).or_insert(true) &= is_orphan(source);
+        for (_, lease) in self.orphans(now, ORPHAN_TIMEOUT) {
+            self.snapshots.forget_lease(lease);
         }
-        for (lease, _) in orphans.into_iter().filter(|(_, is_orphan)| *is_orphan) {
+    }
+
+    /// Returns the leases none of whose workers has had a connection for `age`, each with the time since
+    /// when, the longest first. Suspended leases are not among them.
+    fn orphans(&self, now: Instant, age: Duration) -> BTreeSet<(Instant, LeaseId)> {
+        let mut last_seen = BTreeMap::<LeaseId, Option<Instant>>::new();
+        for ((lease, _), source) in &self.sources {
+            let here = Some(source.last_seen).filter(|_| source.connections == 0);
+            let all = last_seen.entry(*lease).or_insert(here);
+            *all = all.zip(here).map(|(all, here)| all.max(here));
+        }
+        let orphans = last_seen.into_iter();
+        let orphans = orphans.filter_map(|(lease, since)| Some((since?, lease)));
+        let is_old = |since: Instant| now.saturating_duration_since(since) >= age;
+        orphans
+            .filter(|(since, lease)| is_old(*since) && !self.held.contains(lease))
+            .collect()
+    }
+
+    /// Drops snapshots of leases without a connection until there is room for `size_bytes`, as far as
+    /// they give way.
+    fn make_room(&mut self, now: Instant, size_bytes: u64) {
+        if self.free_bytes() >= size_bytes {
+            return;
+        }
+        for (_, lease) in self.orphans(now, ORPHAN_PRIORITY_TIMEOUT) {
+            if self.free_bytes() >= size_bytes {
+                return;
+            }
             self.snapshots.forget_lease(lease);
         }
     }
@@ -238,6 +266,7 @@ impl KeptForOthers {
     /// session that are not needed any more, as its client has committed a later mark.
     fn reserve(
         &mut self,
+        now: Instant,
         lease: LeaseId,
         number: u64,
         session: SessionId,
@@ -247,6 +276,7 @@ impl KeptForOthers {
         if !self.is_of_other(lease, session, number) {
             self.snapshots.forget_before(lease, session, committed);
         }
+        self.make_room(now, size_bytes);
         let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
         if used_bytes.saturating_add(size_bytes) > self.bounds.max_bytes {
             return Err(format!(

@@ -1,5 +1,7 @@
 //! How the record of a lease is written: as JSON, whose fields later versions may add to.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tensord_proto::{
     grant::GrantNumber,
@@ -25,10 +27,15 @@ pub(super) fn decode(bytes: &[u8]) -> Result<LeaseRecord, serde_json::Error> {
     serde_json::from_slice::<StoredLease>(bytes).map(LeaseRecord::from)
 }
 
+fn in_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[derive(Serialize, Deserialize)]
 struct StoredLease {
     owner: u64,
     epoch: u64,
+    recover_within_ms: Option<u64>,
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
     keepers: Vec<StoredKeeper>,
@@ -98,6 +105,7 @@ impl From<&LeaseRecord> for StoredLease {
         Self {
             owner: record.owner.0,
             epoch: record.epoch,
+            recover_within_ms: record.recover_within.map(in_millis),
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
@@ -133,6 +141,7 @@ impl From<StoredLease> for LeaseRecord {
         Self {
             owner: ClientId(stored.owner),
             epoch: stored.epoch,
+            recover_within: stored.recover_within_ms.map(Duration::from_millis),
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),

@@ -21,6 +21,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(u64::MAX),
         epoch: 3,
+        recover_within: Some(Duration::from_millis(1_500)),
         standing,
         devices: vec![GrantedDevice {
             device_ref: DeviceRef {

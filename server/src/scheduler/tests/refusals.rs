@@ -213,6 +213,7 @@ fn request_of_kind(kind: String) -> client_message::Body {
         kind,
         memory_bytes: 0,
         durable: false,
+        recover_within_ms: None,
     })
 }
 

@@ -226,7 +226,8 @@ impl SourceConnection {
         let reserved = match kept.numbered_source(self.lease, self.number) {
             Some(_) => {
                 let (committed, size_bytes) = (begin.committed, begin.size_bytes);
-                kept.reserve(self.lease, self.number, session, committed, size_bytes)
+                let now = Instant::now();
+                kept.reserve(now, self.lease, self.number, session, committed, size_bytes)
             }
             None => Err(MOVED.into()),
         };

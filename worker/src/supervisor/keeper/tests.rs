@@ -114,11 +114,54 @@ fn snapshots_without_a_connection_are_dropped_after_a_while() {
 }
 
 #[test]
+fn snapshots_of_a_suspended_lease_stay() {
+    let now = Instant::now();
+    let mut kept = allowed(now);
+    add(&mut kept, 1);
+    kept.hold(LEASE);
+    kept.expire(now + 10 * ORPHAN_TIMEOUT);
+    let other = LeaseId(8);
+    let max_bytes = BOUNDS.max_bytes;
+    let full = kept.reserve(
+        now + 10 * ORPHAN_TIMEOUT,
+        other,
+        2,
+        SessionId(2),
+        0,
+        max_bytes,
+    );
+    assert!(full.is_err());
+    assert_eq!(kept.take(LEASE).len(), 1);
+}
+
+#[test]
+fn snapshots_without_a_connection_give_way() {
+    let now = Instant::now();
+    let mut kept = allowed(now);
+    add(&mut kept, 1);
+    let other = LeaseId(8);
+    kept.allow(now, other, "w2".into(), certificate(2));
+    let mut reserve = |now, size_bytes| {
+        let reserved = kept.reserve(now, other, 2, SessionId(2), 0, size_bytes);
+        (reserved.is_ok(), kept.snapshots.of(LEASE).len())
+    };
+    let max_bytes = BOUNDS.max_bytes;
+    let late = now + ORPHAN_PRIORITY_TIMEOUT;
+    assert_eq!(
+        reserve(late - Duration::from_millis(1), max_bytes),
+        (false, 1)
+    );
+    assert_eq!(reserve(late, 1), (true, 1), "there is room for both");
+    assert_eq!(reserve(late, max_bytes - 1), (true, 0));
+}
+
+#[test]
 fn memory_is_taken_before_a_snapshot_is_received() {
     let mut kept = allowed(Instant::now());
     let max_bytes = 1 << 20;
     let reserve = |kept: &mut KeptForOthers, committed, size_bytes| {
-        kept.reserve(LEASE, 1, SessionId(1), committed, size_bytes)
+        let now = Instant::now();
+        kept.reserve(now, LEASE, 1, SessionId(1), committed, size_bytes)
     };
     assert_eq!(reserve(&mut kept, 0, max_bytes), Ok(()));
     assert!(reserve(&mut kept, 0, 1).is_err());
