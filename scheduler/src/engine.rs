@@ -42,6 +42,7 @@ use crate::time::Timestamp;
 /// The scheduler's state. See the crate's documentation.
 pub struct Engine {
     options: Options,
+    /// The time at which it was created, without the gaps in which the scheduler did not run since.
     started: Timestamp,
     /// The time of the event that is being handled.
     now: Timestamp,
@@ -173,6 +174,7 @@ impl Engine {
         let wait = self.options.lease_expiry;
         self.pool.postpone_loss(self.now + wait);
         self.leases.extend_deadlines(since, self.now, wait);
+        self.started = self.started + self.now.saturating_since(since);
     }
 
     fn tick(&mut self) {
@@ -321,9 +323,14 @@ impl Engine {
             .rejoin_by
             .unwrap_or(self.now + self.options.lease_expiry);
         lease.rejoin_by = (!complete).then_some(rejoin_by);
-        if complete && lease.lost().is_some() {
+        if !complete {
+            return;
+        }
+        if lease.lost().is_some() {
             lease.standing = Standing::Running;
             // The client waits for this, or has not received where the lease was last.
+            self.report_moved(id);
+        } else if lease.is_move_unreported {
             self.report_moved(id);
         }
     }

@@ -17,7 +17,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::reason::EndReason;
-use crate::record::LeaseRecord;
+use crate::record::{LeaseRecord, RecordChange};
 use crate::time::Timestamp;
 
 /// A client's right to use some devices.
@@ -58,6 +58,9 @@ pub(crate) struct Lease {
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
     pub(crate) standing: Standing,
+    /// Whether the client has an earlier token than that of the present epoch, and could not be told where
+    /// the lease is, as a worker of it has yet to join.
+    pub(crate) is_move_unreported: bool,
     /// Whether the client knows the standing, on its current stream, if it is another one than
     /// [`Running`](Standing::Running).
     pub(crate) is_standing_reported: bool,
@@ -279,7 +282,7 @@ impl Lease {
     }
 }
 
-/// All leases, and a short record of those that ended.
+/// All leases, and a short list of those that ended.
 pub(crate) struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
     /// The end of the adoption window.
@@ -374,7 +377,7 @@ impl Leases {
         now < self.adopt_until && !self.ended.contains(&id)
     }
 
-    /// Clears the record of ended leases once the adoption window is over.
+    /// Clears the list of ended leases once the adoption window is over.
     pub(crate) fn forget_ended(&mut self, now: Timestamp) {
         if now >= self.adopt_until {
             self.ended.clear();
@@ -386,20 +389,27 @@ impl Leases {
         self.recorded.insert(id, record);
     }
 
-    /// Returns the leases whose records have changed since the last call, each with the new record, or
-    /// `None` if the lease needs none any more.
-    pub(crate) fn take_record_changes(&mut self) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+    /// Returns how records have changed since the last call.
+    pub(crate) fn take_record_changes(&mut self) -> Vec<RecordChange> {
         let mut changes = Vec::new();
         for id in mem::take(&mut self.changed) {
             let record = self.leases.get(&id).and_then(LeaseRecord::of);
-            if record.as_ref() == self.recorded.get(&id) {
+            let earlier = self.recorded.get(&id);
+            if record.as_ref() == earlier {
                 continue;
             }
+            let is_urgent = record
+                .as_ref()
+                .is_some_and(|it| it.is_urgent_after(earlier));
             match &record {
                 Some(record) => self.recorded.insert(id, record.clone()),
                 None => self.recorded.remove(&id),
             };
-            changes.push((id, record));
+            changes.push(RecordChange {
+                lease: id,
+                record,
+                is_urgent,
+            });
         }
         changes
     }

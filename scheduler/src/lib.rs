@@ -40,6 +40,6 @@ pub use event::{
 pub use lease::SuspendedPart;
 pub use options::Options;
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason};
-pub use record::{LeaseRecord, RecordedKeeper, RecordedStanding};
+pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use time::Timestamp;

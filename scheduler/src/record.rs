@@ -1,12 +1,12 @@
 //! What a scheduler must know of a durable lease to go on with it after a restart.
 //!
 //! Most leases need no record: after a restart, their clients claim them and their workers report
-//! them. Nobody but the scheduler knows who keeps the snapshots of a lease, and no worker runs one
-//! that is suspended or lost.
+//! them. Nobody but the scheduler knows who keeps the snapshots of a lease, no worker runs one that is
+//! suspended or lost, and the client of a lease that has moved may not know it yet.
 
 use std::time::Duration;
 
-use tensord_proto::ids::{ClientId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::device::Requirement;
 use crate::event::{GrantedDevice, Suspender};
@@ -63,11 +63,33 @@ pub struct RecordedKeeper {
     pub is_kept: bool,
 }
 
+/// A change of a lease's record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordChange {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The new record; `None` if the lease needs none any more.
+    pub record: Option<LeaseRecord>,
+    /// Whether the commands of the event that changed it should wait until the record is written. With
+    /// the earlier record, a scheduler could not go on with what they do to the lease.
+    pub is_urgent: bool,
+}
+
 impl LeaseRecord {
+    /// Returns whether commands must not be carried out before this record is written, which follows
+    /// `earlier`: the lease has got other devices, or lost them.
+    pub(crate) fn is_urgent_after(&self, earlier: Option<&Self>) -> bool {
+        let place = |it: &Self| (it.epoch, it.standing.clone(), it.devices.clone());
+        match earlier {
+            Some(earlier) => place(earlier) != place(self),
+            None => self.epoch > 0 || self.standing != RecordedStanding::Running,
+        }
+    }
+
     /// Returns the record of a lease, or `None` if the lease needs none.
     pub(crate) fn of(lease: &Lease) -> Option<Self> {
         let owner = lease.owner.filter(|_| lease.is_durable)?;
-        if lease.keepers.is_empty() && !lease.is_suspended() {
+        if lease.keepers.is_empty() && !lease.is_suspended() && lease.epoch == 0 {
             return None;
         }
         let devices = lease.lease_devices.iter();

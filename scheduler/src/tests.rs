@@ -86,7 +86,8 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
         match command {
             Command::Granted { devices, .. } | Command::Moved { devices, .. } => {
                 for device in devices {
-                    assert!(device.grant.term >= TERM, "{device:?}");
+                    // A lease from before a restart keeps its grants.
+                    assert!(device.grant.term >= TERM - 1, "{device:?}");
                     device.grant = GrantNumber::ZERO;
                 }
             }

@@ -87,8 +87,11 @@ impl Engine {
                 lease.expires_at = None;
                 (lease.is_standing_reported, lease.is_restorable) = (false, false);
                 match epoch.cmp(&lease.epoch) {
-                    Ordering::Less => self.report_moved(id),
-                    Ordering::Equal => {}
+                    Ordering::Less => {
+                        lease.is_move_unreported = true;
+                        self.report_moved(id);
+                    }
+                    Ordering::Equal => lease.is_move_unreported = false,
                     Ordering::Greater => self.adopt_later_claim(client, claim),
                 }
             }

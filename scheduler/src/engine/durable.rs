@@ -109,7 +109,7 @@ impl Engine {
     }
 
     /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
-    /// can go on, or else a connected worker: with free devices first, and then with the fewest
+    /// can go on, or if it is from a record and may yet join, or else a connected worker: with free devices first, and then with the fewest
     /// leases whose snapshots it keeps. The present keeper gives way to another one if its stream has
     /// been down for a while, as it may be lost, or if the sessions must move soon and only the other
     /// one has free devices. `None` if a device of `source` is not exact, or not known.
@@ -151,22 +151,22 @@ impl Engine {
                 && !others.contains(worker)
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
-        let may_join = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
-        let recorded = present.filter(|worker| may_join && self.may_yet_join(*worker));
+        let recorded = present.filter(|worker| self.may_yet_join(*worker));
+        let is_soon = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
         let present = present.filter(can_keep);
         let keeper = match present.filter(is_good) {
-            // It has snapshots, and is likely to join again.
-            None if recorded.is_some() => recorded,
+            // The recorded keeper has snapshots, and is likely to join.
+            None if is_soon && recorded.is_some() => recorded,
             Some(present) => Some(present),
             // Another worker would get no snapshots as long as the lease's worker has no stream.
-            None if !self.pool.is_connected(source) => present,
+            None if !self.pool.is_connected(source) => present.or(recorded),
             None => {
                 let best = candidates.min_by_key(|worker| {
                     let count = kept.get(worker).copied().unwrap_or_default();
                     let is_other = others.contains(worker);
                     (!has_free(worker), is_other, Some(*worker) != present, count)
                 });
-                best.or(present)
+                best.or(present).or(recorded)
             }
         };
         let keeper = keeper.map(|worker| Keeper {

@@ -97,13 +97,19 @@ impl Engine {
             return;
         };
         let workers = lease.workers().into_iter();
-        let known = workers.filter_map(|worker| Some((worker, self.pool.get(worker)?)));
-        let mut away = known.filter(|(worker, _)| !self.pool.is_connected(*worker));
-        if let Some((worker, away)) = away.next()
+        let mut away = workers.filter(|worker| !self.pool.is_connected(*worker));
+        if let Some(worker) = away.next()
             && self.can_go_on_now(id, lease)
         {
-            let name = away.name().to_owned();
-            let _ = self.suspend_for(id, EndReason::WorkerUnreachable { worker, name });
+            let cause = match self.pool.get(worker) {
+                Some(known) => EndReason::WorkerUnreachable {
+                    worker,
+                    name: known.name().to_owned(),
+                },
+                // It has not joined since the scheduler restarted.
+                None => EndReason::WorkerMissing { worker },
+            };
+            let _ = self.suspend_for(id, cause);
         }
     }
 

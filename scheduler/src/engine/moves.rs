@@ -38,14 +38,17 @@ impl Engine {
         if lease.only_worker().is_none() {
             return self.suspend_for(id, reason.clone()).is_ok();
         }
-        let keeper = lease.only_keeper();
-        let keeper = keeper.and_then(|keeper| self.pool.get(keeper.worker));
-        let Some(keeper) = keeper else {
+        let Some(keeper) = lease.only_keeper().map(|keeper| keeper.worker) else {
             return false;
+        };
+        let keeper = match self.pool.get(keeper) {
+            Some(known) => known.name().to_owned(),
+            None if self.may_yet_join(keeper) => keeper.to_string(),
+            None => return false,
         };
         let lost = EndReason::NotReplaced {
             gone: Box::new(reason.clone()),
-            keeper: keeper.name().to_owned(),
+            keeper,
         };
         let rejoin_by = self.now + self.recovery_timeout(id);
         if let Some(lease) = self.leases.get_mut(id) {
@@ -358,6 +361,9 @@ impl Engine {
             |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
         let devices = lease.lease_devices.iter().map(device);
         if let Some(devices) = devices.collect() {
+            if let Some(lease) = self.leases.get_mut(id) {
+                lease.is_move_unreported = false;
+            }
             self.commands.push(Command::Moved {
                 client,
                 lease: id,

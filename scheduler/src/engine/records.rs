@@ -1,8 +1,8 @@
 //! Durable leases that outlive the scheduler: what changes in their records, and how they are taken
 //! over from these after a restart.
 //!
-//! A record may be older than what its client and its workers know, as the driver writes it after the
-//! commands of the same event. Then the client's claim is right.
+//! A record can be older than what its client and its workers know, if it could not be written in time.
+//! If the client's token has a later epoch, the token is right.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::Engine;
 use crate::event::Claim;
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
-use crate::record::LeaseRecord;
+use crate::record::{LeaseRecord, RecordChange};
 
 impl Engine {
     /// Takes over the leases that an earlier scheduler of the pool has recorded. Must be called before
@@ -36,9 +36,8 @@ impl Engine {
         }
     }
 
-    /// Returns the leases whose records have changed since the last call, each with the new record, or
-    /// `None` if the lease needs none any more.
-    pub fn take_record_changes(&mut self) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+    /// Returns how the records of leases have changed since the last call.
+    pub fn take_record_changes(&mut self) -> Vec<RecordChange> {
         self.leases.take_record_changes()
     }
 

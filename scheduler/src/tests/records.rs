@@ -3,7 +3,9 @@
 use super::durable::*;
 use super::suspension::*;
 use super::*;
-use crate::{LeaseRecord, RecordedKeeper, RecordedStanding, Requirement, SuspendedPart};
+use crate::{
+    LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, Requirement, SuspendedPart,
+};
 
 const NEEDS_16_GIB: Requirement = Requirement {
     fingerprint: [7; 16],
@@ -99,24 +101,40 @@ fn record_says_who_has_the_snapshots() {
     for (now, event, _) in kept_by_worker_2() {
         engine.handle(event, at(now));
     }
-    let changes = engine.take_record_changes();
-    let [(LeaseId(10), Some(record))] = &changes[..] else {
-        panic!("{changes:?}");
+    let change = |record, is_urgent| RecordChange {
+        lease: LeaseId(10),
+        record,
+        is_urgent,
     };
+    let changes = engine.take_record_changes();
     let mut expected = running();
     expected.keepers[0].is_kept = false;
-    expected.devices[0].grant = record.devices[0].grant;
-    assert_eq!(*record, expected);
+    expected.devices[0].grant = changes[0].record.as_ref().unwrap().devices[0].grant;
+    assert_eq!(changes, [change(Some(expected.clone()), false)]);
     assert_eq!(engine.take_record_changes(), []);
     engine.handle(kept(1, &[(10, 2)]), at(9));
     let kept_there = LeaseRecord {
         devices: expected.devices.clone(),
         ..running()
     };
+    assert_eq!(
+        engine.take_record_changes(),
+        [change(Some(kept_there), false)]
+    );
+    // A lease that moves, or has no devices, must not be forgotten.
+    engine.handle(restorable(1, 10, true), at(10));
+    engine.handle(suspend(10), at(10));
     let changes = engine.take_record_changes();
-    assert_eq!(changes, [(LeaseId(10), Some(kept_there))]);
-    engine.handle(release(1, 10), at(10));
-    assert_eq!(engine.take_record_changes(), [(LeaseId(10), None)]);
+    assert!(
+        changes[0].is_urgent && changes[0].record.is_some(),
+        "{changes:?}"
+    );
+    engine.handle(resume(10), at(11));
+    let changes = engine.take_record_changes();
+    let record = changes[0].record.as_ref().unwrap();
+    assert!(changes[0].is_urgent && record.epoch == 1, "{changes:?}");
+    engine.handle(release(1, 10), at(12));
+    assert_eq!(engine.take_record_changes(), [change(None, false)]);
 }
 
 #[test]
@@ -279,6 +297,102 @@ fn token_of_a_later_epoch_is_right() {
             (1, join_2, vec![]),
             (2, join(1, &[exact(16)]), vec![keep(10, 2, 1)]),
             (70_000, beat(2), vec![]),
+        ],
+    );
+}
+
+#[test]
+fn client_that_does_not_know_of_the_move_learns_of_it() {
+    // The lease has moved from worker 1 to worker 2, and no other worker can be its keeper.
+    let moved_to_2 = LeaseRecord {
+        epoch: 1,
+        devices: vec![GrantedDevice {
+            device_ref: device_ref(2, 0),
+            grant: old_grant(10),
+        }],
+        keepers: Vec::new(),
+        ..running()
+    };
+    let at_2 = || join_holding(2, &[exact(16)], &[(10, 0)]);
+    let client_first = [
+        (0, attach_with_token(1, 0), vec![]),
+        (1, at_2(), vec![moved(1, 10, 1, 2, 0)]),
+        (70_000, beat(2), vec![]),
+    ];
+    check_restored(moved_to_2.clone(), client_first);
+    let worker_first = [
+        (0, at_2(), vec![]),
+        (1, attach_with_token(1, 0), vec![moved(1, 10, 1, 2, 0)]),
+        (70_000, beat(2), vec![]),
+    ];
+    check_restored(moved_to_2, worker_first);
+}
+
+#[test]
+fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
+    let mut record = running();
+    record.devices.push(GrantedDevice {
+        device_ref: device_ref(3, 0),
+        grant: old_grant(10),
+    });
+    record.keepers.push(RecordedKeeper {
+        source: WorkerId(3),
+        ..record.keepers[0]
+    });
+    let engine = check_restored(
+        record,
+        [
+            (0, join(2, &[exact(16)]), vec![]),
+            (
+                0,
+                join_holding(3, &[exact(16)], &[(10, 0)]),
+                vec![keep(10, 3, 2)],
+            ),
+            (9, attach_with_token(1, 0), vec![]),
+            (10, kept(3, &[(10, 3)]), vec![]),
+            (10, restorable(1, 10, true), vec![]),
+            (
+                11,
+                unreachable_10(),
+                vec![
+                    end_and_keep(3, 10),
+                    hold(2, 10),
+                    Command::Suspended {
+                        client: ClientId(1),
+                        lease: LeaseId(10),
+                        waits_for: vec!["w2".into(), "w3".into()],
+                        needs_all: true,
+                        cause: Some(EndReason::WorkerMissing {
+                            worker: WorkerId(1),
+                        }),
+                    },
+                ],
+            ),
+        ],
+    );
+    assert_eq!(engine.snapshot().leases, 1);
+}
+
+#[test]
+fn recorded_keeper_may_join_after_the_worker_of_its_lease_was_lost() {
+    let keeper = "0000000000000002".to_owned();
+    let waits = Command::Interrupted {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        reason: EndReason::NotReplaced {
+            gone: Box::new(lost(1)),
+            keeper,
+        },
+    };
+    check_restored(
+        running(),
+        [
+            (0, join_holding(1, &[exact(16)], &[(10, 0)]), vec![]),
+            (9, attach_with_token(1, 0), vec![]),
+            (12_000, beat(1), vec![]),
+            (12_001, worker_disconnected(1), vec![]),
+            (17_000, tick(), vec![waits]),
+            (18_000, join(2, &[exact(16)]), vec![moved(1, 10, 1, 2, 0)]),
         ],
     );
 }

@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::LeaseRecord;
 use crate::lease::{Keeper, SuspendedPart};
+use crate::{LeaseRecord, RecordChange};
 
 pub(super) struct World {
     pub(super) engine: Engine,
@@ -189,7 +189,7 @@ impl World {
     pub(super) fn send(&mut self, event: Event) {
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.earlier_records.clone_from(&self.records);
-        for (lease, record) in self.engine.take_record_changes() {
+        for RecordChange { lease, record, .. } in self.engine.take_record_changes() {
             match record {
                 Some(record) => self.records.insert(lease, record),
                 None => self.records.remove(&lease),

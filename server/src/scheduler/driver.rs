@@ -76,7 +76,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The events that wake the driver.
 enum Wakeup {
     Input(Box<Input>),
-    /// The record is written of a change that a client has requested, or that takes too long.
+    /// The record of a change that a client has requested is written, or writing it takes too long.
     Recorded(ClientId, StreamId, PoolMessage),
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
     CheckClocks,

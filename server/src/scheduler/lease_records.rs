@@ -1,27 +1,27 @@
 //! The records of durable leases on disk, with which a restarted scheduler goes on with leases that are
 //! suspended, or whose worker was lost.
 //!
-//! A thread writes the records, so that the driver never waits for the disk. Only the latest record of a
-//! lease counts, so a slow disk makes no queue grow beyond one record a lease. What was not written
-//! before a crash is settled by what clients and workers report (`tensord_scheduler`).
+//! A thread writes the records. The driver waits for it only if a lease has got other devices or lost
+//! them, and only for a moment: with the earlier record, a scheduler could not go on with such a lease.
+//! Only the latest record of a lease counts, so a slow disk makes no queue grow.
 
 mod format;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redb::{
     Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, backends::FileBackend,
 };
 use tensord_proto::ids::LeaseId;
-use tensord_scheduler::LeaseRecord;
+use tensord_scheduler::{LeaseRecord, RecordChange};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -35,6 +35,10 @@ const FILE: &str = "leases.redb";
 
 /// Memory for pages of the file. A few hundred bytes a lease are read once, at the start.
 const CACHE_BYTES: usize = 1 << 20;
+
+/// How long the driver waits for the record of a lease that has got other devices or lost them: a disk
+/// that works takes some milliseconds.
+const URGENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Pause before records that could not be written are tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -59,19 +63,30 @@ pub(crate) struct OpenRecords {
 #[derive(Debug, Default)]
 struct Shared {
     pending: Mutex<Pending>,
-    /// Notified when `pending` has changed.
+    /// Notified when there are changes to write, or will be no more.
     changed: Condvar,
+    /// Notified when changes were written, or could not be.
+    settled: Condvar,
 }
 
 /// The records of leases as they are on disk.
 type StoredRecords = Vec<(LeaseId, Vec<u8>)>;
 
+/// For each lease its new record, or `None` if it needs none any more.
+type Changes = BTreeMap<LeaseId, Option<LeaseRecord>>;
+
 /// The changes that are not on disk yet.
 #[derive(Debug, Default)]
 struct Pending {
-    changes: BTreeMap<LeaseId, Option<LeaseRecord>>,
-    /// The number of changes that were ever queued.
+    changes: Changes,
+    /// The leases that may have a record on disk. Nothing is written of the end of another one.
+    recorded: BTreeSet<LeaseId>,
+    /// How often changes were queued so far.
     queued: u64,
+    /// The changes that are written: up to this number.
+    written: u64,
+    /// Whether the last attempt to write has failed.
+    is_failing: bool,
     is_closed: bool,
 }
 
@@ -110,71 +125,71 @@ impl LeaseRecords {
     /// If the file cannot be created, or the thread cannot be started.
     pub(crate) fn open(state: &StateDir) -> Result<OpenRecords, StateError> {
         let path = state.path().join(FILE);
-        let opened = match open_database(state.private_file(FILE)?) {
-            Ok(opened) => Ok(opened),
-            Err(error) if !error.is_damage() => Err(error),
-            Err(reason) => {
-                let aside = put_aside(&path)?;
-                error!(
-                    "{} cannot be read ({reason}), so leases that were suspended or waited for devices end; the file is now {}",
-                    path.display(),
-                    aside.display()
-                );
-                open_database(state.private_file(FILE)?)
-            }
-        };
-        let (database, records) = opened.map_err(|error| StateError::Records {
-            path,
-            reason: error.to_string(),
-        })?;
-        let known: Vec<_> = records
-            .into_iter()
-            .filter_map(|(lease, bytes)| match format::decode(&bytes) {
-                Ok(record) => Some((lease, record)),
+        let (database, records) = open_or_put_aside(state, &path)?;
+        let mut pending = Pending::default();
+        let mut known = Vec::new();
+        for (lease, bytes) in records {
+            pending.recorded.insert(lease);
+            match format::decode(&bytes) {
+                Ok(record) => known.push((lease, record)),
                 Err(reason) => {
-                    warn!(%lease, "the record of a lease is not used: {reason}");
-                    None
+                    warn!(%lease, "the record of a lease is dropped, as this version cannot read it: {reason}");
+                    pending.add(lease, None);
                 }
-            })
-            .collect();
-        if !known.is_empty() {
-            info!(
-                leases = known.len(),
-                "durable leases from before the restart are known"
-            );
+            }
         }
-        let shared = Arc::<Shared>::default();
-        let (written_sender, written) = watch::channel(0);
-        let writer = thread::Builder::new().name("tensord-leases".into()).spawn({
-            let shared = shared.clone();
-            move || write_all(&shared, &database, &written_sender)
+        if !known.is_empty() {
+            let leases = known.len();
+            info!(leases, "durable leases from before the restart are known");
+        }
+        let shared = Arc::new(Shared {
+            pending: Mutex::new(pending),
+            ..Shared::default()
         });
+        let (written_sender, written) = watch::channel(0);
+        let writer = Writer {
+            shared: shared.clone(),
+            path: path.clone(),
+            database: Some(database),
+            written: written_sender,
+        };
+        let thread = thread::Builder::new().name("tensord-leases".into());
+        let writer = thread.spawn(|| writer.run());
         let writer = Some(writer.map_err(|source| StateError::Io {
             what: "start a thread that writes",
-            path: state.path().join(FILE),
+            path,
             source,
         })?);
-        Ok(OpenRecords {
-            records: Self {
-                shared,
-                written,
-                writer,
-            },
-            known,
-        })
+        let records = Self {
+            shared,
+            written,
+            writer,
+        };
+        Ok(OpenRecords { records, known })
     }
 
-    /// Has records written: for each lease its new record, or `None` if it needs none any more. Does not
-    /// wait.
-    pub(crate) fn queue(&self, changes: Vec<(LeaseId, Option<LeaseRecord>)>) {
-        if changes.is_empty() {
+    /// Has records written. Waits for that for at most [`URGENT_TIMEOUT`] if a change is urgent and the
+    /// disk works, and otherwise not at all.
+    pub(crate) fn queue(&self, changes: Vec<RecordChange>) {
+        let is_urgent = changes.iter().any(|change| change.is_urgent);
+        let mut pending = self.shared.lock();
+        let mut is_changed = false;
+        for RecordChange { lease, record, .. } in changes {
+            is_changed |= pending.add(lease, record);
+        }
+        if !is_changed {
             return;
         }
-        let mut pending = self.shared.lock();
         pending.queued += 1;
-        pending.changes.extend(changes);
-        drop(pending);
         self.shared.changed.notify_one();
+        if is_urgent && !pending.is_failing {
+            let queued = pending.queued;
+            let is_unwritten =
+                |pending: &mut Pending| pending.written < queued && !pending.is_failing;
+            let settled = &self.shared.settled;
+            // An error means that a thread has panicked with the lock, which none does.
+            let _ = settled.wait_timeout_while(pending, URGENT_TIMEOUT, is_unwritten);
+        }
     }
 
     /// Returns a future that ends when everything that was queued by now is on disk.
@@ -199,6 +214,18 @@ impl Drop for LeaseRecords {
     }
 }
 
+impl Pending {
+    /// Adds the change of a record. Returns whether there is something to write.
+    fn add(&mut self, lease: LeaseId, record: Option<LeaseRecord>) -> bool {
+        if record.is_none() && !self.recorded.contains(&lease) {
+            return false;
+        }
+        self.recorded.insert(lease);
+        self.changes.insert(lease, record);
+        true
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Pending> {
         // No code panics while it holds the lock.
@@ -207,7 +234,7 @@ impl Shared {
 
     /// Waits for changes, and takes them with their number. `None` once there are none and never will
     /// be.
-    fn take(&self) -> Option<(BTreeMap<LeaseId, Option<LeaseRecord>>, u64)> {
+    fn take(&self) -> Option<(Changes, u64)> {
         let pending = self.lock();
         let is_idle = |pending: &mut Pending| pending.changes.is_empty() && !pending.is_closed;
         let pending = self.changed.wait_while(pending, is_idle);
@@ -216,49 +243,82 @@ impl Shared {
         (!changes.is_empty()).then_some((changes, pending.queued))
     }
 
-    /// Puts changes back that could not be written, unless later ones have replaced them. Returns whether
-    /// to try again.
-    fn put_back(&self, changes: BTreeMap<LeaseId, Option<LeaseRecord>>) -> bool {
+    /// Records that changes are written.
+    fn settle(&self, changes: &Changes, number: u64) {
+        let mut pending = self.lock();
+        (pending.written, pending.is_failing) = (number, false);
+        for (lease, _) in changes.iter().filter(|(_, record)| record.is_none()) {
+            if !pending.changes.contains_key(lease) {
+                pending.recorded.remove(lease);
+            }
+        }
+        self.settled.notify_all();
+    }
+
+    /// Puts changes back that could not be written, unless later ones have replaced them, and waits for
+    /// [`RETRY_DELAY`]. Returns whether to try again.
+    fn put_back(&self, changes: Changes) -> bool {
         let mut pending = self.lock();
         for (lease, record) in changes {
             pending.changes.entry(lease).or_insert(record);
         }
+        pending.is_failing = true;
+        self.settled.notify_all();
+        let until = Instant::now() + RETRY_DELAY;
+        let is_early = |pending: &mut Pending| !pending.is_closed && Instant::now() < until;
+        let waited = self
+            .changed
+            .wait_timeout_while(pending, RETRY_DELAY, is_early);
+        let (pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !pending.is_closed
     }
 }
 
-/// Writes changes until there will be no more.
-fn write_all(shared: &Shared, database: &Database, written: &watch::Sender<u64>) {
-    let mut has_failed = false;
-    while let Some((changes, number)) = shared.take() {
-        match write(database, &changes) {
-            Ok(()) => {
-                if has_failed {
+/// The thread that writes.
+struct Writer {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    /// `None` after an error: redb refuses all writes until the file is opened again.
+    database: Option<Database>,
+    written: watch::Sender<u64>,
+}
+
+impl Writer {
+    /// Writes changes until there will be no more.
+    fn run(mut self) {
+        let mut has_failed = false;
+        while let Some((changes, number)) = self.shared.take() {
+            let Err(reason) = self.write(&changes) else {
+                if std::mem::take(&mut has_failed) {
                     info!("the records of durable leases are written again");
                 }
-                has_failed = false;
-                written.send_replace(number);
+                self.shared.settle(&changes, number);
+                self.written.send_replace(number);
+                continue;
+            };
+            self.database = None;
+            if !std::mem::replace(&mut has_failed, true) {
+                error!(
+                    "the records of durable leases cannot be written, and are tried again: {reason}; if the scheduler restarts before that, leases that were suspended or have moved meanwhile may end"
+                );
             }
-            Err(reason) => {
-                if !has_failed {
-                    error!(
-                        "the records of durable leases cannot be written, and are tried again: {reason}; if the scheduler restarts now, leases that are suspended or wait for devices may end"
-                    );
-                }
-                has_failed = true;
-                if !shared.put_back(changes) {
-                    return;
-                }
-                thread::sleep(RETRY_DELAY);
+            if !self.shared.put_back(changes) {
+                return;
             }
         }
     }
+
+    fn write(&mut self, changes: &Changes) -> Result<(), RecordError> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => open_database(File::options().read(true).write(true).open(&self.path)?)?.0,
+        };
+        let database = self.database.insert(database);
+        write(database, changes)
+    }
 }
 
-fn write(
-    database: &Database,
-    changes: &BTreeMap<LeaseId, Option<LeaseRecord>>,
-) -> Result<(), RecordError> {
+fn write(database: &Database, changes: &Changes) -> Result<(), RecordError> {
     let transaction = database.begin_write()?;
     {
         let mut table = transaction.open_table(LEASES)?;
@@ -291,6 +351,30 @@ fn open_database(file: File) -> Result<(Database, StoredRecords), RecordError> {
         records.push((LeaseId(lease.value()), bytes.value().to_vec()));
     }
     Ok((database, records))
+}
+
+/// Opens the database of a state directory. If the file is damaged, puts it aside and begins a new one.
+fn open_or_put_aside(
+    state: &StateDir,
+    path: &Path,
+) -> Result<(Database, StoredRecords), StateError> {
+    let open = || Ok(open_database(state.private_file(FILE)?));
+    let opened = match open()? {
+        Err(reason) if reason.is_damage() => {
+            let aside = put_aside(path)?;
+            error!(
+                "{} cannot be read ({reason}), so leases that were suspended or waited for devices end; the file is now {}",
+                path.display(),
+                aside.display()
+            );
+            open()?
+        }
+        opened => opened,
+    };
+    opened.map_err(|error: RecordError| StateError::Records {
+        path: path.into(),
+        reason: error.to_string(),
+    })
 }
 
 /// Renames a damaged file, and returns its new path.

@@ -58,11 +58,18 @@ fn records() -> Vec<(LeaseId, LeaseRecord)> {
     (1..).map(LeaseId).zip(standings.map(record)).collect()
 }
 
-fn changes(records: Vec<(LeaseId, LeaseRecord)>) -> Vec<(LeaseId, Option<LeaseRecord>)> {
+fn change(lease: LeaseId, record: Option<LeaseRecord>) -> RecordChange {
+    RecordChange {
+        lease,
+        record,
+        is_urgent: false,
+    }
+}
+
+fn changes(records: Vec<(LeaseId, LeaseRecord)>) -> Vec<RecordChange> {
     let records = records.into_iter();
-    records
-        .map(|(lease, record)| (lease, Some(record)))
-        .collect()
+    let change = |(lease, record)| change(lease, Some(record));
+    records.map(change).collect()
 }
 
 fn state() -> (tempfile::TempDir, StateDir) {
@@ -88,10 +95,10 @@ fn records_outlive_the_process() {
     let later = record(RecordedStanding::Running);
     opened
         .records
-        .queue(vec![(LeaseId(1), None), (LeaseId(2), None)]);
+        .queue(vec![change(LeaseId(1), None), change(LeaseId(2), None)]);
     opened
         .records
-        .queue(vec![(LeaseId(2), Some(later.clone()))]);
+        .queue(vec![change(LeaseId(2), Some(later.clone()))]);
     drop(opened);
     let mut expected = records();
     expected.remove(0);
@@ -151,6 +158,59 @@ fn record_of_an_unknown_version_is_skipped() {
     }
     transaction.commit().unwrap();
     drop(database);
+    for _ in 0..2 {
+        let opened = LeaseRecords::open(&state).unwrap();
+        assert_eq!(opened.known, records()[2..]);
+    }
+    let (_, left) = open_database(state.private_file(FILE).unwrap()).unwrap();
+    assert_eq!(left.len(), 4, "the others are dropped");
+}
+
+#[test]
+fn urgent_record_is_on_disk_at_once() {
+    let (_directory, state) = state();
     let opened = LeaseRecords::open(&state).unwrap();
-    assert_eq!(opened.known, records()[2..]);
+    let mut urgent = changes(records());
+    urgent[0].is_urgent = true;
+    opened.records.queue(urgent);
+    let pending = opened.records.shared.lock();
+    assert_eq!((pending.written, pending.changes.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn writing_goes_on_after_an_error() {
+    let (directory, state) = state();
+    let opened = LeaseRecords::open(&state).unwrap();
+    let path = directory.path().join(FILE);
+    // The writer opens the file again, and finds a directory.
+    let aside = directory.path().join("aside");
+    fs::rename(&path, &aside).unwrap();
+    fs::create_dir(&path).unwrap();
+    let writer = Writer {
+        shared: opened.records.shared.clone(),
+        path: path.clone(),
+        database: None,
+        written: watch::channel(0).0,
+    };
+    let mut failing = writer;
+    let some = Changes::from([(LeaseId(1), Some(records().remove(0).1))]);
+    assert!(failing.write(&some).is_err());
+    fs::remove_dir(&path).unwrap();
+    drop(opened);
+    fs::rename(&aside, &path).unwrap();
+    assert!(failing.write(&some).is_ok());
+    drop(failing);
+    assert_eq!(LeaseRecords::open(&state).unwrap().known, records()[..1]);
+}
+
+#[test]
+fn ends_of_leases_without_a_record_take_no_memory() {
+    let mut pending = Pending::default();
+    for lease in 0..1000 {
+        pending.add(LeaseId(lease), None);
+    }
+    assert!(pending.changes.is_empty());
+    pending.add(LeaseId(7), Some(records().remove(0).1));
+    pending.add(LeaseId(7), None);
+    assert_eq!(pending.changes, Changes::from([(LeaseId(7), None)]));
 }
