@@ -5,15 +5,20 @@
 //! ```
 
 mod chart;
+mod curve;
 mod figures;
 mod svg;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 
-/// Writes a chart of each of the main figures in `files` to `dir` and returns the paths.
+use self::curve::Curve;
+
+/// Writes a chart of each of the main figures in `files` to `dir`, and the losses of a
+/// `tensord demo --chaos` with its kills, and returns the paths.
 ///
 /// A file may hold more than JSON; its last line that is a JSON object counts. If several
 /// files have the same bench, the last one counts.
@@ -40,17 +45,24 @@ pub(crate) fn plot(files: &[PathBuf], dir: &Path) -> Result<Vec<PathBuf>> {
     let mut written = Vec::new();
     for (name, chart) in charts {
         let Some(chart) = chart else { continue };
-        let path = dir.join(name);
-        let picture = chart.draw();
-        std::fs::write(&path, picture)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        written.push(path);
+        written.push(write(dir, name, &chart.draw())?);
+    }
+    if let Some(curve) = all.get("chaos") {
+        let curve = Curve::deserialize(curve).context("the losses cannot be read")?;
+        written.push(write(dir, "chaos.svg", &curve.draw()?)?);
     }
     ensure!(
         !written.is_empty(),
-        "the files contain no figures of step, bulk, rtt, allreduce or ddp"
+        "the files contain no figures of step, bulk, rtt, allreduce or ddp, and are not the chaos.json of `tensord demo --chaos`"
     );
     Ok(written)
+}
+
+/// Writes a picture to a file of `dir`, and returns the file's path.
+fn write(dir: &Path, name: &str, picture: &str) -> Result<PathBuf> {
+    let path = dir.join(name);
+    std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 fn read(file: &Path) -> Result<Value> {

@@ -21,7 +21,7 @@ mod train;
 
 pub(crate) use losses::{Losses, by_step, first_difference};
 pub(crate) use models::Model;
-pub(crate) use outcome::{Chaos, Outcome, render_table, to_json};
+pub(crate) use outcome::{Chaos, Kill, Outcome, render_table, to_json};
 pub(crate) use panics::Panics;
 pub(crate) use progress::View;
 pub(crate) use train::{BATCH_SIZE, DEVICE_COUNTS, TrainError, TrainOptions, train};

@@ -9,6 +9,31 @@ use std::fmt::Write;
 /// the chart, so it has the most salient colour.
 const COLOURS: [&str; 3] = ["#e8590c", "#4c8dd6", "#8a94a0"];
 
+/// The style of a line.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stroke {
+    /// Wide and pale, to be seen below another line.
+    Wide,
+    /// Narrow, in the most salient colour.
+    Main,
+    /// Marks a moment.
+    Mark,
+    /// Marks a less important moment, or a value of an axis.
+    Faint,
+}
+
+impl Stroke {
+    fn attributes(self) -> String {
+        let [main, mark, faint] = COLOURS;
+        match self {
+            Self::Wide => format!("stroke=\"{faint}\" stroke-width=\"6\" stroke-opacity=\"0.5\""),
+            Self::Main => format!("stroke=\"{main}\" stroke-width=\"1.5\""),
+            Self::Mark => format!("stroke=\"{mark}\" stroke-width=\"1.5\""),
+            Self::Faint => format!("stroke=\"{faint}\" stroke-dasharray=\"2 4\""),
+        }
+    }
+}
+
 /// Alignment of a text at its position.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
@@ -59,6 +84,16 @@ impl Picture {
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"2\" fill=\"{colour}\"/>"
         );
         self.line(&bar);
+    }
+
+    /// Adds a line through points.
+    pub(super) fn path(&mut self, points: &[(f64, f64)], stroke: Stroke) {
+        let point = |(x, y): &(f64, f64)| format!("{x:.1},{y:.1}");
+        let points: Vec<_> = points.iter().map(point).collect();
+        let (points, stroke) = (points.join(" "), stroke.attributes());
+        self.line(&format!(
+            "<polyline points=\"{points}\" fill=\"none\" {stroke}/>"
+        ));
     }
 
     /// Adds a line of text.

@@ -160,7 +160,8 @@ pub(crate) struct DemoSettings {
     /// Passes over the training set [default: 12, or 300 with --chaos]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) epochs: Option<u32>,
-    /// Directory for checkpoints and metric logs [default: none are kept]
+    /// Directory for checkpoints and metric logs, and with --chaos for chaos.json, from which
+    /// `tensord-bench plot` draws the losses [default: none are kept]
     #[arg(long, value_name = "DIR")]
     pub(crate) artifacts: Option<PathBuf>,
     /// Kill a random worker of the temporary pool every few seconds, and compare the losses with

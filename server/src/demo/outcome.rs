@@ -37,24 +37,35 @@ pub(crate) struct Outcome {
 /// The kills of workers during a training run, and their effect.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chaos {
-    /// The number of workers that were killed.
-    pub(crate) kills: usize,
-    /// For each kill of a worker that trained: the time until the next loss, in milliseconds.
-    pub(crate) recovery_ms: Vec<u64>,
-    /// The number of losses, all of which were compared with those of an undisturbed run.
-    pub(crate) losses: usize,
-    /// The index of the first loss that is not the same, bit by bit; `None` if all are.
+    /// The workers that were killed, in order.
+    pub(crate) kills: Vec<Kill>,
+    /// The losses of each step, one for each device.
+    pub(crate) losses: Vec<f64>,
+    /// Those of a run in which no worker was killed, as far as the other one went.
+    pub(crate) undisturbed: Vec<f64>,
+    /// The index of the first step whose losses are not the same, bit by bit; `None` if all are.
     pub(crate) first_difference: Option<usize>,
+}
+
+/// The kill of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Kill {
+    /// The number of steps until then.
+    pub(crate) step: usize,
+    /// The worker's name.
+    pub(crate) worker: String,
+    /// The time until the next loss in milliseconds, if the worker trained.
+    pub(crate) recovery_ms: Option<u64>,
 }
 
 impl Chaos {
     /// Returns the rows of the table.
     fn rows(&self) -> [(&'static str, String); 3] {
-        let mut recovery_ms = self.recovery_ms.clone();
+        let mut recovery_ms = self.recovery_ms();
         recovery_ms.sort_unstable();
         let kills = format!(
             "{}, {} of them of a worker that trained",
-            self.kills,
+            self.kills.len(),
             recovery_ms.len()
         );
         let recovery = match (recovery_ms.get(recovery_ms.len() / 2), recovery_ms.last()) {
@@ -62,13 +73,48 @@ impl Chaos {
             _ => "none was needed".to_owned(),
         };
         let losses = match self.first_difference {
-            None => format!("all {} identical to those without kills", self.losses),
+            None => format!("all {} identical to those without kills", self.losses.len()),
             Some(at) => format!(
                 "different from those without kills, first at step {}",
                 at + 1
             ),
         };
         [("kills", kills), ("recovery", recovery), ("losses", losses)]
+    }
+
+    /// Returns the time until the next loss for each kill of a worker that trained, in milliseconds.
+    fn recovery_ms(&self) -> Vec<u64> {
+        let recovered = self.kills.iter().filter_map(|kill| kill.recovery_ms);
+        recovered.collect()
+    }
+
+    /// Formats the losses and the kills as JSON, from which `tensord-bench plot` draws a figure: the
+    /// losses of each step are their mean over the devices.
+    pub(crate) fn to_json(&self, model: &str, devices: usize) -> String {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            chaos: Curve<'a>,
+        }
+        #[derive(Serialize)]
+        struct Curve<'a> {
+            model: &'a str,
+            devices: usize,
+            losses: Vec<f64>,
+            undisturbed: Vec<f64>,
+            kills: &'a [Kill],
+        }
+        let means = |losses: &[f64]| {
+            let mean = |step: &[f64]| step.iter().sum::<f64>() / devices as f64;
+            losses.chunks(devices).map(mean).collect()
+        };
+        let chaos = Curve {
+            model,
+            devices,
+            losses: means(&self.losses),
+            undisturbed: means(&self.undisturbed),
+            kills: &self.kills,
+        };
+        serde_json::to_string(&Whole { chaos }).expect("numbers and texts can be written as JSON")
     }
 }
 
@@ -150,17 +196,17 @@ pub(crate) fn to_json(outcome: &Outcome) -> String {
         bytes_up: u64,
         bytes_down: u64,
         #[serde(flatten)]
-        chaos: Option<ChaosJson<'a>>,
+        chaos: Option<ChaosJson>,
     }
     #[derive(Serialize)]
-    struct ChaosJson<'a> {
+    struct ChaosJson {
         kills: usize,
-        recovery_ms: &'a [u64],
+        recovery_ms: Vec<u64>,
         identical: bool,
     }
     let chaos = outcome.chaos.as_ref().map(|chaos| ChaosJson {
-        kills: chaos.kills,
-        recovery_ms: &chaos.recovery_ms,
+        kills: chaos.kills.len(),
+        recovery_ms: chaos.recovery_ms(),
         identical: chaos.first_difference.is_none(),
     });
     let json = Json {
@@ -220,10 +266,16 @@ mod tests {
     }
 
     fn outcome_with_kills(first_difference: Option<usize>) -> Outcome {
+        let kills = [Some(900), None, Some(400), Some(650)];
+        let kill = |(step, recovery_ms)| Kill {
+            step,
+            worker: "demo-1".into(),
+            recovery_ms,
+        };
         let chaos = Chaos {
-            kills: 4,
-            recovery_ms: vec![900, 400, 650],
-            losses: 330,
+            kills: (100..).zip(kills).map(kill).collect(),
+            losses: vec![0.5; 330],
+            undisturbed: vec![0.5; 330],
             first_difference,
         };
         Outcome {
@@ -244,7 +296,13 @@ losses         all 330 identical to those without kills";
         let expected = "
 losses         different from those without kills, first at step 10";
         assert!(table.ends_with(expected), "{table}");
-        let json = to_json(&outcome_with_kills(None));
+        let outcome = outcome_with_kills(None);
+        let curve = outcome.chaos.as_ref().unwrap().to_json("mlp", 2);
+        let expected = r#"{"chaos":{"model":"mlp","devices":2,"losses":[0.5,"#;
+        assert!(curve.starts_with(expected), "{curve}");
+        let expected = r#","kills":[{"step":100,"worker":"demo-1","recovery_ms":900},{"step":101,"worker":"demo-1","recovery_ms":null},"#;
+        assert!(curve.contains(expected), "{curve}");
+        let json = to_json(&outcome);
         let expected = r#","kills":4,"recovery_ms":[900,400,650],"identical":true}"#;
         assert!(json.ends_with(expected), "{json}");
     }

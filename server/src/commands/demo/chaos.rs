@@ -2,6 +2,7 @@
 //! with those of a training that nobody disturbs.
 
 use std::{
+    fs,
     io::{IsTerminal, Write, stdout},
     panic::resume_unwind,
     sync::atomic::{AtomicBool, Ordering},
@@ -16,12 +17,15 @@ use tensord_client::Pool;
 use super::{error::DemoError, own_pool::Workers};
 use crate::{
     config::DemoConfig,
-    demo::{Chaos, Losses, Outcome, by_step, first_difference},
+    demo::{Chaos, Kill, Losses, Outcome, by_step, first_difference},
 };
 
 /// Number of workers that do not train: one that keeps the snapshots, and one to keep them if a worker
 /// is killed.
 pub(super) const OTHER_WORKERS: u32 = 2;
+
+/// Name of the file with all losses and kills, among the artifacts.
+const CURVE_FILE: &str = "chaos.json";
 
 /// Passes over the training set: enough for several kills.
 const EPOCHS: usize = 300;
@@ -75,21 +79,27 @@ pub(super) fn train(
     });
     // If workers could not be killed or replaced, that is why the training failed.
     let killed = kills.unwrap_or_else(|payload| resume_unwind(payload));
-    let (kills, recovery_ms) = killed?;
+    let kills = killed?;
     let mut outcome = trained?;
-    if kills == 0 {
+    if kills.is_empty() {
         return Err(DemoError::NoKill);
     }
     let losses = by_step(killer.losses.values(), devices);
-    let undisturbed = by_step(undisturbed, devices);
+    let mut undisturbed = by_step(undisturbed, devices);
     // A training that the user has stopped is compared as far as it went.
-    let undisturbed = &undisturbed[..losses.len().min(undisturbed.len())];
-    outcome.chaos = Some(Chaos {
+    undisturbed.truncate(losses.len());
+    let chaos = Chaos {
+        first_difference: first_difference(&losses, &undisturbed).map(|at| at / devices),
         kills,
-        recovery_ms,
-        losses: losses.len(),
-        first_difference: first_difference(&losses, undisturbed).map(|at| at / devices),
-    });
+        losses,
+        undisturbed,
+    };
+    if let Some(directory) = &config.artifacts {
+        let path = directory.join(CURVE_FILE);
+        let curve = chaos.to_json(config.model.name(), devices);
+        fs::write(&path, curve).map_err(|source| DemoError::Curve { path, source })?;
+    }
+    outcome.chaos = Some(chaos);
     Ok(outcome)
 }
 
@@ -146,13 +156,9 @@ struct Killer<'a> {
 
 impl Killer<'_> {
     /// Kills a random worker every few seconds, and starts another one in its place. Returns the
-    /// number of kills, and for each kill of a worker that trained the time to the next loss.
-    fn run(
-        &self,
-        mut workers: Workers,
-        rng: &mut impl Rng,
-    ) -> Result<(usize, Vec<u64>), DemoError> {
-        let (mut kills, mut recovery_ms) = (0, Vec::new());
+    /// kills.
+    fn run(&self, mut workers: Workers, rng: &mut impl Rng) -> Result<Vec<Kill>, DemoError> {
+        let mut kills = Vec::new();
         // The first kill comes when the training runs.
         self.wait_for("the first loss", || Ok(self.losses.count() > 0))?;
         loop {
@@ -160,36 +166,33 @@ impl Killer<'_> {
                 rng.random_range(PAUSE_MS[0]..=PAUSE_MS[1]),
             ));
             if self.is_over() {
-                return Ok((kills, recovery_ms));
+                return Ok(kills);
             }
             let training = self.workers_that_train()?;
             let names = workers.names();
             // The first one is a worker that trains, so that there is something to see.
-            let first = training.first().filter(|_| kills == 0);
+            let first = training.first().filter(|_| kills.is_empty());
             let Some(name) = first.or_else(|| names.choose(rng)) else {
-                return Ok((kills, recovery_ms));
+                return Ok(kills);
             };
             let (step, killed) = (self.losses.count() / self.devices, Instant::now());
             workers.kill(name);
             workers.start_next().map_err(DemoError::Start)?;
-            kills += 1;
-            let effect = match training.contains(name) {
-                true => match self.recovery(name, killed)? {
-                    Some(recovery) => {
-                        recovery_ms.push(recovery.as_millis() as u64);
-                        format!(
-                            "which trained; the next loss came after {} ms",
-                            recovery.as_millis()
-                        )
-                    }
-                    None => "which trained".to_owned(),
-                },
-                false => "which did not train".to_owned(),
+            let is_training = training.contains(name);
+            let recovery_ms = match is_training {
+                true => self.recovery(name, killed)?.map(|it| it.as_millis() as u64),
+                false => None,
             };
             if !self.is_quiet {
                 let at = (killed - self.started).as_secs_f64();
+                let effect = effect(is_training, recovery_ms);
                 println!("  {at:>5.1} s  step {step:>5}  killed {name}, {effect}");
             }
+            kills.push(Kill {
+                step,
+                worker: name.clone(),
+                recovery_ms,
+            });
             let names = workers.names();
             self.wait_for("a new worker", || {
                 let joined = self.pool.status()?.workers;
@@ -251,6 +254,15 @@ impl Killer<'_> {
         let workers = self.pool.status()?.workers.into_iter();
         let leased = workers.filter(|worker| worker.devices.iter().any(|device| device.leased));
         Ok(leased.map(|worker| worker.name).collect())
+    }
+}
+
+/// Says what the kill of a worker did to the training.
+fn effect(is_training: bool, recovery_ms: Option<u64>) -> String {
+    match (is_training, recovery_ms) {
+        (_, Some(ms)) => format!("which trained; the next loss came after {ms} ms"),
+        (true, None) => "which trained".to_owned(),
+        (false, None) => "which did not train".to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why the demo failed.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use tensord_client::{ConnectError, LeaseError};
 
@@ -30,6 +30,14 @@ pub(crate) enum DemoError {
     /// The training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// The losses and kills could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Curve {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// No worker was killed.
     #[error("the training ended before a worker was killed; train for more --epochs")]
     NoKill,
