@@ -90,10 +90,10 @@ impl LeaseRequest {
         self
     }
 
-    /// Ends the lease if it cannot go on within this time after its worker, or a process of it, was
-    /// lost: for example because no other device gives the same bits, or all of these are leased. By
-    /// default, and at most, the lease waits for an hour and for a day, respectively. A lease that an
-    /// administrator or this program has suspended waits without a limit.
+    /// Ends the lease, with an error that says why, if it cannot go on within this time after its worker,
+    /// or a process of it, was lost: for example because all devices are leased that would give the
+    /// same bits. The default is an hour. A limit below 10 s counts as 10 s, and one beyond a day as a
+    /// day. A lease that an administrator or this program has suspended waits without a limit.
     pub fn recover_within(mut self, limit: Duration) -> Self {
         self.recover_within = Some(limit);
         self

@@ -42,7 +42,8 @@ use crate::time::Timestamp;
 /// The scheduler's state. See the crate's documentation.
 pub struct Engine {
     options: Options,
-    /// The time at which it was created, without the gaps in which the scheduler did not run since.
+    /// When the engine was created. Each gap in which the scheduler did not run moves this time forward by
+    /// its length.
     started: Timestamp,
     /// The time of the event that is being handled.
     now: Timestamp,

@@ -26,6 +26,11 @@ pub struct Options {
     /// somebody to repair the worker's network.
     pub recovery_timeout: Duration,
 
+    /// The shortest time that a request may say instead. A shorter one is lengthened to it.
+    ///
+    /// 10 s: the old processes of a lease on several workers may take 6 s to end.
+    pub min_recovery_timeout: Duration,
+
     /// The longest time that a request may say instead. A longer one is shortened to it.
     ///
     /// A day: the workers that have the snapshots keep them for an hour longer.
@@ -66,6 +71,7 @@ impl Default for Options {
             worker_timeout: Duration::from_secs(5),
             lease_expiry: Duration::from_secs(30),
             recovery_timeout: Duration::from_secs(3600),
+            min_recovery_timeout: Duration::from_secs(10),
             max_recovery_timeout: Duration::from_secs(24 * 3600),
             unreachable_timeout: Duration::from_secs(10),
             adoption_window: Duration::from_secs(60),

@@ -2,7 +2,8 @@
 //!
 //! Most leases need no record: after a restart, their clients claim them and their workers report
 //! them. Nobody but the scheduler knows who keeps the snapshots of a lease, no worker runs one that is
-//! suspended or lost, and the client of a lease that has moved may not know it yet.
+//! suspended or lost, and the client of a lease that has moved may not know it yet. How long a lease may
+//! wait is not in its client's token either.
 
 use std::time::Duration;
 
@@ -70,8 +71,9 @@ pub struct RecordChange {
     pub lease: LeaseId,
     /// The new record; `None` if the lease needs none any more.
     pub record: Option<LeaseRecord>,
-    /// Whether the commands of the event that changed it should wait until the record is written. With
-    /// the earlier record, a scheduler could not go on with what they do to the lease.
+    /// Whether the commands of the event that changed it should wait until the record is written. A
+    /// scheduler that restarted with the earlier record could not go on with the lease after these
+    /// commands.
     pub is_urgent: bool,
 }
 
@@ -89,7 +91,9 @@ impl LeaseRecord {
     /// Returns the record of a lease, or `None` if the lease needs none.
     pub(crate) fn of(lease: &Lease) -> Option<Self> {
         let owner = lease.owner.filter(|_| lease.is_durable)?;
-        if lease.keepers.is_empty() && !lease.is_suspended() && lease.epoch == 0 {
+        let has_keepers = !lease.keepers.is_empty();
+        let is_as_granted = lease.epoch == 0 && !lease.is_suspended();
+        if !has_keepers && is_as_granted && lease.recover_within.is_none() {
             return None;
         }
         let devices = lease.lease_devices.iter();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -64,21 +65,30 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3600);
 /// ended.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns how long a session waits for the pool's report of where it goes on.
+/// The bounds that the pool sets to what a request says.
+const RECOVERY_TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_secs(10)..=Duration::from_secs(24 * 3600);
+
+/// How long the session of a suspended lease waits for a pool that cannot be reached.
+const MAX_ABSENCE_OF_POOL: Duration = Duration::from_secs(660);
+
+/// Returns how long a session waits for the pool's report of where it goes on, after a worker or a
+/// process of its lease was lost.
 pub(crate) fn max_interruption(recover_within: Option<Duration>) -> Duration {
     let limit = recover_within.unwrap_or(RECOVERY_TIMEOUT);
-    limit.saturating_add(REPORT_TIMEOUT)
+    limit.clamp(*RECOVERY_TIMEOUTS.start(), *RECOVERY_TIMEOUTS.end()) + REPORT_TIMEOUT
 }
 
 /// Why a session is to wait until the pool reports where it goes on, or that the lease has ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Interruption {
-    /// The pool reported at this time that the worker was lost. It must report in time what follows.
+    /// The pool reported at this time that the worker was lost. It must report within
+    /// `Destination::max_interruption` what follows.
     Since(Instant),
     /// The lease is suspended, however long that takes. The session must not try to reach a worker.
     Suspended,
     /// The lease is suspended, and the client has had no connection to the pool since this time. The
-    /// pool must report in time that it is.
+    /// pool must report within [`MAX_ABSENCE_OF_POOL`] that the lease is still suspended.
     SuspendedWithoutPool(Instant),
 }
 
@@ -100,9 +110,8 @@ impl Destination {
     /// Returns whether the pool will report where the session goes on.
     pub(super) fn is_interrupted(&self) -> bool {
         match self.interruption {
-            Some(Interruption::Since(at) | Interruption::SuspendedWithoutPool(at)) => {
-                at.elapsed() < self.max_interruption
-            }
+            Some(Interruption::Since(at)) => at.elapsed() < self.max_interruption,
+            Some(Interruption::SuspendedWithoutPool(at)) => at.elapsed() < MAX_ABSENCE_OF_POOL,
             Some(Interruption::Suspended) => true,
             None => false,
         }
@@ -120,7 +129,7 @@ impl Destination {
     /// Returns until when the session must wait at most; `None` if there is no limit.
     pub(super) fn waits_until(&self) -> Option<Instant> {
         match self.interruption {
-            Some(Interruption::SuspendedWithoutPool(at)) => at.checked_add(self.max_interruption),
+            Some(Interruption::SuspendedWithoutPool(at)) => Some(at + MAX_ABSENCE_OF_POOL),
             _ => None,
         }
     }

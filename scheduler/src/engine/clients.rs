@@ -192,8 +192,11 @@ impl Engine {
             devices,
         });
         let mut granted = Lease::owned(client, &lease_devices, demand.is_durable, 0);
-        let longest = self.options.max_recovery_timeout;
-        granted.recover_within = demand.recover_within.map(|it| it.min(longest));
+        let (least, most) = (
+            self.options.min_recovery_timeout,
+            self.options.max_recovery_timeout,
+        );
+        granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
         self.leases.insert(lease, granted);
     }
 

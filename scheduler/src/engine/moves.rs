@@ -43,7 +43,7 @@ impl Engine {
         };
         let keeper = match self.pool.get(keeper) {
             Some(known) => known.name().to_owned(),
-            None if self.may_yet_join(keeper) => keeper.to_string(),
+            None if self.may_yet_join(keeper) => format!("{keeper}, which has yet to join"),
             None => return false,
         };
         let lost = EndReason::NotReplaced {
@@ -129,8 +129,8 @@ impl Engine {
     /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
         let without_devices = self.leases.iter();
-        // Those first that a death has interrupted, as they had devices until then; and then the one that
-        // would end first.
+        // Those first that a death has interrupted, as they had devices until then; and then by the time at
+        // which the lease ends, or would end if it had been lost when it was resumed.
         let without_devices = without_devices.filter_map(|(id, lease)| {
             let (is_interrupted, since) = match &lease.standing {
                 Standing::Running => return None,

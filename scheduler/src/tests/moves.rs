@@ -85,6 +85,7 @@ fn lost_lease_ends_when_its_time_is_over() {
         check(steps.into_iter().chain([at_last]));
     };
     ended_after(Duration::from_secs(30), 5 + 30);
+    ended_after(Duration::ZERO, 5 + 10);
     ended_after(Duration::MAX, 5 + 24 * 3600);
 }
 

@@ -138,6 +138,25 @@ fn record_says_who_has_the_snapshots() {
 }
 
 #[test]
+fn time_that_a_lease_may_wait_is_recorded() {
+    let mut engine = Engine::new(Options::default(), TERM, at(0));
+    let demand = Demand {
+        devices: 1,
+        kind: None,
+        memory_bytes: 0,
+        is_durable: true,
+        recover_within: Some(Duration::from_secs(20)),
+    };
+    for event in [join(1, &[exact(16)]), attach(1), request_for(1, 1, demand)] {
+        engine.handle(event, at(0));
+    }
+    let changes = engine.take_record_changes();
+    let record = changes[0].record.as_ref().unwrap();
+    assert_eq!(record.recover_within, Some(Duration::from_secs(20)));
+    assert_eq!(record.keepers, []);
+}
+
+#[test]
 fn leases_without_keepers_have_no_record() {
     let mut engine = check([
         (0, join(1, &[exact(16), exact(16)]), vec![]),
@@ -375,7 +394,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
 
 #[test]
 fn recorded_keeper_may_join_after_the_worker_of_its_lease_was_lost() {
-    let keeper = "0000000000000002".to_owned();
+    let keeper = "0000000000000002, which has yet to join".to_owned();
     let waits = Command::Interrupted {
         client: ClientId(1),
         lease: LeaseId(10),

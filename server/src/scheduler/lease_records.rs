@@ -85,8 +85,8 @@ struct Pending {
     queued: u64,
     /// The changes that are written: up to this number.
     written: u64,
-    /// Whether the last attempt to write has failed.
-    is_failing: bool,
+    /// Whether the last attempt to write has failed or takes long.
+    is_slow: bool,
     is_closed: bool,
 }
 
@@ -182,13 +182,16 @@ impl LeaseRecords {
         }
         pending.queued += 1;
         self.shared.changed.notify_one();
-        if is_urgent && !pending.is_failing {
+        if is_urgent && !pending.is_slow {
             let queued = pending.queued;
-            let is_unwritten =
-                |pending: &mut Pending| pending.written < queued && !pending.is_failing;
+            let is_unwritten = |pending: &mut Pending| pending.written < queued && !pending.is_slow;
             let settled = &self.shared.settled;
             // An error means that a thread has panicked with the lock, which none does.
-            let _ = settled.wait_timeout_while(pending, URGENT_TIMEOUT, is_unwritten);
+            let waited = settled.wait_timeout_while(pending, URGENT_TIMEOUT, is_unwritten);
+            if let Ok((mut pending, waited)) = waited {
+                // The next urgent change does not wait for such a disk.
+                pending.is_slow |= waited.timed_out();
+            }
         }
     }
 
@@ -246,7 +249,7 @@ impl Shared {
     /// Records that changes are written.
     fn settle(&self, changes: &Changes, number: u64) {
         let mut pending = self.lock();
-        (pending.written, pending.is_failing) = (number, false);
+        (pending.written, pending.is_slow) = (number, false);
         for (lease, _) in changes.iter().filter(|(_, record)| record.is_none()) {
             if !pending.changes.contains_key(lease) {
                 pending.recorded.remove(lease);
@@ -256,21 +259,21 @@ impl Shared {
     }
 
     /// Puts changes back that could not be written, unless later ones have replaced them, and waits for
-    /// [`RETRY_DELAY`]. Returns whether to try again.
+    /// [`RETRY_DELAY`]. Returns whether to try again: not if there were to be no more changes by then.
     fn put_back(&self, changes: Changes) -> bool {
         let mut pending = self.lock();
+        let was_closed = pending.is_closed;
         for (lease, record) in changes {
             pending.changes.entry(lease).or_insert(record);
         }
-        pending.is_failing = true;
+        pending.is_slow = true;
         self.settled.notify_all();
         let until = Instant::now() + RETRY_DELAY;
         let is_early = |pending: &mut Pending| !pending.is_closed && Instant::now() < until;
-        let waited = self
-            .changed
-            .wait_timeout_while(pending, RETRY_DELAY, is_early);
-        let (pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !pending.is_closed
+        let changed = &self.changed;
+        // An error means that a thread has panicked with the lock, which none does.
+        let _ = changed.wait_timeout_while(pending, RETRY_DELAY, is_early);
+        !was_closed
     }
 }
 

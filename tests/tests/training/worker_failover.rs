@@ -199,7 +199,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
 fn lease_ends_if_it_cannot_go_on_in_time() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();
-    let request = LeaseRequest::devices(1).recover_within(Duration::from_secs(1));
+    let request = LeaseRequest::devices(1).recover_within(Duration::ZERO);
     let lease = pool.lease(request).unwrap();
     let source = cluster.worker_of_lease().unwrap();
     let other = LeaseRequest::devices(1).durable(Durability::Off);

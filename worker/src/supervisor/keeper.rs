@@ -204,13 +204,19 @@ impl KeptForOthers {
             .collect()
     }
 
-    /// Drops snapshots of leases without a connection until there is room for `size_bytes`, as far as
-    /// they give way.
+    /// Drops snapshots of leases without a connection until there is room for `size_bytes`. Drops none if
+    /// that would not be enough.
     fn make_room(&mut self, now: Instant, size_bytes: u64) {
         if self.free_bytes() >= size_bytes {
             return;
         }
-        for (_, lease) in self.orphans(now, ORPHAN_PRIORITY_TIMEOUT) {
+        let orphans = self.orphans(now, ORPHAN_PRIORITY_TIMEOUT);
+        let sizes = orphans.iter();
+        let sizes = sizes.map(|(_, lease)| self.snapshots.size_of(*lease).1);
+        if self.free_bytes() + sizes.sum::<u64>() < size_bytes {
+            return;
+        }
+        for (_, lease) in orphans {
             if self.free_bytes() >= size_bytes {
                 return;
             }

@@ -151,6 +151,11 @@ fn snapshots_without_a_connection_give_way() {
         reserve(late - Duration::from_millis(1), max_bytes),
         (false, 1)
     );
+    assert_eq!(
+        reserve(late, max_bytes + 1),
+        (false, 1),
+        "it would not be enough"
+    );
     assert_eq!(reserve(late, 1), (true, 1), "there is room for both");
     assert_eq!(reserve(late, max_bytes - 1), (true, 0));
 }
