@@ -109,10 +109,11 @@ impl Engine {
     }
 
     /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
-    /// can go on, or if it is from a record and may yet join, or else a connected worker: with free devices first, and then with the fewest
-    /// leases whose snapshots it keeps. The present keeper gives way to another one if its stream has
-    /// been down for a while, as it may be lost, or if the sessions must move soon and only the other
-    /// one has free devices. `None` if a device of `source` is not exact, or not known.
+    /// can go on, or if it is from a record and may yet join; or else a connected worker, with free
+    /// devices first, and then with the fewest leases whose snapshots it keeps. The present keeper gives
+    /// way to another one if its stream has been down for a while, as it may be lost, or if the sessions
+    /// must move soon and only the other one has free devices. Nobody if a device of `source` is not
+    /// exact; `None` if one is not known.
     fn choose_keeper(
         &self,
         id: LeaseId,
@@ -126,7 +127,9 @@ impl Engine {
             .iter()
             .map(|device_ref| self.pool.device(*device_ref));
         let devices = devices.collect::<Option<Vec<_>>>()?;
-        let requirement = Requirement::of(devices.into_iter())?;
+        let Some(requirement) = Requirement::of(devices.into_iter()) else {
+            return Some(None);
+        };
         let workers = lease.workers();
         // If two workers of a lease are lost at once, their sessions need two workers.
         let others = lease.keepers.iter().filter(|(of, _)| **of != source);

@@ -177,7 +177,7 @@ impl World {
                 && keepers.into_iter().any(is_connected);
             assert!(keeper.is_some() || !is_expected, "{id} has no keeper");
             assert!(
-                keeper.is_none() || is_restarted || is_possible,
+                keeper.is_none() || own_may_join || is_possible,
                 "{id} has a keeper"
             );
         }
