@@ -161,15 +161,15 @@ impl Lease {
         lease
     }
 
-    /// Sets the devices. Returns those that the lease has no more.
+    /// Sets the devices. Returns the grants of those that the lease has no more, by worker.
     pub(crate) fn set_devices(
         &mut self,
         lease_devices: &[GrantedDevice],
-    ) -> IndexMap<DeviceRef, GrantNumber> {
+    ) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
         let mut dropped = mem::take(&mut self.lease_devices);
         self.add(lease_devices);
         dropped.retain(|device_ref, _| !self.lease_devices.contains_key(device_ref));
-        dropped
+        grants_by_worker(&dropped)
     }
 
     /// Adds devices, and updates the grants of devices that the lease has already.
@@ -189,21 +189,7 @@ impl Lease {
 
     /// Returns the grants by which the lease has its devices, by worker.
     pub(crate) fn grants(&self) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
-        let workers = self.workers().into_iter();
-        workers
-            .map(|worker| (worker, self.grants_on(worker)))
-            .collect()
-    }
-
-    /// Returns the grants by which the lease has devices of `worker`.
-    fn grants_on(&self, worker: WorkerId) -> Vec<DeviceGrant> {
-        let lease_devices = self.lease_devices.iter();
-        let lease_devices = lease_devices.filter(|(device_ref, _)| device_ref.worker == worker);
-        let grant = |(device_ref, &grant): (&DeviceRef, _)| DeviceGrant {
-            index: device_ref.index,
-            grant,
-        };
-        lease_devices.map(grant).collect()
+        grants_by_worker(&self.lease_devices)
     }
 
     /// Returns the keeper of a lease that has all its devices on one worker, if it has a keeper.
@@ -280,6 +266,18 @@ impl Lease {
     pub(crate) fn ends_at(&self) -> Option<Timestamp> {
         self.expires_at.into_iter().chain(self.rejoin_by).min()
     }
+}
+
+/// Groups the grants of devices by worker, in the order of the workers' ids.
+fn grants_by_worker(
+    devices: &IndexMap<DeviceRef, GrantNumber>,
+) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
+    let mut by_worker = BTreeMap::<_, Vec<_>>::new();
+    for (&DeviceRef { worker, index }, &grant) in devices {
+        let grants = by_worker.entry(worker).or_default();
+        grants.push(DeviceGrant { index, grant });
+    }
+    by_worker.into_iter().collect()
 }
 
 /// All leases, and a short list of those that ended.

@@ -3,13 +3,11 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use indexmap::IndexMap;
-use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::Engine;
 use crate::command::Command;
-use crate::event::{Claim, ClientEvent, DeviceGrant, DeviceRef, GrantedDevice, StreamId};
+use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
@@ -99,8 +97,9 @@ impl Engine {
                 lease.owner = Some(client);
                 lease.expires_at = None;
                 (lease.is_durable, lease.epoch) = (is_durable, epoch);
+                // A worker has reported them that was lost before the lease moved to another one.
                 let unclaimed = lease.set_devices(lease_devices);
-                self.end_unclaimed(id, unclaimed);
+                self.end_grants(id, unclaimed);
                 self.reserve(id);
             }
             None if may_adopt => {
@@ -109,22 +108,6 @@ impl Engine {
                 self.reserve(id);
             }
             Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
-        }
-    }
-
-    /// Ends a lease on the devices that its client does not claim: a worker has reported them that
-    /// was lost before the lease moved to another one.
-    pub(super) fn end_unclaimed(
-        &mut self,
-        id: LeaseId,
-        unclaimed: IndexMap<DeviceRef, GrantNumber>,
-    ) {
-        for (DeviceRef { worker, index }, grant) in unclaimed {
-            let grants = vec![DeviceGrant { index, grant }];
-            self.pool.end(worker, id, &grants);
-            if self.pool.is_connected(worker) {
-                self.send_end(worker, id, grants);
-            }
         }
     }
 

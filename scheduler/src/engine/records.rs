@@ -95,7 +95,7 @@ impl Engine {
         lease.recover_within = outdated.recover_within;
         let unclaimed = lease.set_devices(&claim.lease_devices);
         let workers = lease.workers();
-        self.end_unclaimed(id, unclaimed);
+        self.end_grants(id, unclaimed);
         for worker in named.difference(&workers) {
             self.drop_snapshots(*worker, id);
         }

@@ -37,15 +37,29 @@ impl Engine {
     ///
     /// Why it could not.
     pub fn check_suspend(&self, id: LeaseId, by: Suspender) -> Result<(), CannotMove> {
+        self.suspension_of(id, by).map(drop)
+    }
+
+    /// Returns the parts that a lease would become if it were suspended now, or `None` if it has no
+    /// devices and only its standing would change.
+    ///
+    /// # Errors
+    ///
+    /// Why the lease could not be suspended.
+    fn suspension_of(
+        &self,
+        id: LeaseId,
+        by: Suspender,
+    ) -> Result<Option<Vec<SuspendedPart>>, CannotMove> {
         let known = self.leases.get(id);
         match known.map(|lease| &lease.standing) {
             // Its workers may lack room to hold its snapshots for long.
             Some(Standing::Resuming { cause: Some(_), .. }) => return Err(CannotMove::Interrupted),
-            Some(Standing::Resuming { cause: None, .. }) => return Ok(()),
+            Some(Standing::Resuming { cause: None, .. }) => return Ok(None),
             // From now on the client cannot resume it.
             Some(Standing::Suspended {
                 by: Suspender::Client,
-            }) if by == Suspender::Administrator => return Ok(()),
+            }) if by == Suspender::Administrator => return Ok(None),
             _ => {}
         }
         let lease = self.check_movable(id)?;
@@ -69,7 +83,7 @@ impl Engine {
             let max = MAX_SUSPENDED_BY_CLIENT;
             return Err(CannotMove::ClientLimit { max });
         }
-        self.suspended_parts(lease, false).map(drop)
+        self.suspended_parts(lease, false).map(Some)
     }
 
     /// Returns the number of leases whose snapshots a worker holds.
@@ -128,21 +142,15 @@ impl Engine {
     /// Suspends a lease, if it can be suspended. One that was resumed and has no devices yet waits no
     /// more.
     pub(super) fn suspend(&mut self, id: LeaseId, by: Suspender) {
-        if self.check_suspend(id, by).is_err() {
-            return;
-        }
-        let Some(lease) = self.leases.get_mut(id) else {
-            return;
-        };
         let standing = Standing::Suspended { by };
-        if lease.is_suspended() {
-            lease.set_standing(standing);
-            return;
-        }
-        if let Some(lease) = self.leases.get(id)
-            && let Ok(parts) = self.suspended_parts(lease, false)
-        {
-            self.suspend_running(id, parts, standing);
+        match self.suspension_of(id, by) {
+            Ok(Some(parts)) => self.suspend_running(id, parts, standing),
+            Ok(None) => {
+                if let Some(lease) = self.leases.get_mut(id) {
+                    lease.set_standing(standing);
+                }
+            }
+            Err(_) => {}
         }
     }
 
