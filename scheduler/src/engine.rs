@@ -23,7 +23,7 @@ mod records;
 mod suspension;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem;
 
 use tensord_proto::grant::GrantNumber;
@@ -209,11 +209,7 @@ impl Engine {
                 workers: self.holder_names(lease).join(", "),
             });
         }
-        let workers = lease.workers();
-        let worker = workers
-            .into_iter()
-            .find(|worker| !self.pool.contains(*worker))?;
-        let missing = EndReason::WorkerMissing { worker };
+        let missing = self.missing_worker(lease)?;
         Some(lease.lost().cloned().unwrap_or(missing))
     }
 
@@ -225,8 +221,7 @@ impl Engine {
             return;
         };
         self.end_grants(id, lease.grants());
-        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
-        for keeper in keepers.chain(lease.holders()).collect::<BTreeSet<_>>() {
+        for keeper in lease.keepers_and_holders() {
             self.drop_snapshots(keeper, id);
         }
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
@@ -327,11 +322,12 @@ impl Engine {
         if !complete {
             return;
         }
-        if lease.lost().is_some() {
+        let was_lost = lease.lost().is_some();
+        if was_lost {
             lease.standing = Standing::Running;
-            // The client waits for this, or has not received where the lease was last.
-            self.report_moved(id);
-        } else if lease.is_move_unreported {
+        }
+        // The client waits for this, or has not received where the lease was last.
+        if was_lost || lease.is_move_unreported {
             self.report_moved(id);
         }
     }

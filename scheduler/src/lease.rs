@@ -16,6 +16,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
+use crate::options::Options;
 use crate::reason::EndReason;
 use crate::record::{LeaseRecord, RecordChange};
 use crate::time::Timestamp;
@@ -213,6 +214,18 @@ impl Lease {
                 .push(*device_ref);
         }
         devices
+    }
+
+    /// Returns the workers that keep snapshots of the lease for others, or hold them while the lease is
+    /// suspended.
+    pub(crate) fn keepers_and_holders(&self) -> BTreeSet<WorkerId> {
+        let keepers = self.keepers.values().map(|keeper| keeper.worker);
+        keepers.chain(self.holders()).collect()
+    }
+
+    /// Returns how long the lease may wait for devices after a worker or a process of it was lost.
+    pub(crate) fn recovery_timeout(&self, options: &Options) -> Duration {
+        self.recover_within.unwrap_or(options.recovery_timeout)
     }
 
     /// Returns the workers that have snapshots of the suspended lease.

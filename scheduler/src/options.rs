@@ -19,19 +19,19 @@ pub struct Options {
     /// short for the team that waits for the devices.
     pub lease_expiry: Duration,
 
-    /// How long a durable lease waits for devices after a worker or a process of it was lost, if its
-    /// request does not say.
+    /// How long a durable lease waits for devices after a worker or a process of it was lost, unless its
+    /// request sets a limit.
     ///
     /// 1 h: enough for a device of the worker that has its snapshots to become free, or for
     /// somebody to repair the worker's network.
     pub recovery_timeout: Duration,
 
-    /// The shortest time that a request may say instead. A shorter one is lengthened to it.
+    /// The shortest limit that a request can set. A shorter one is lengthened to it.
     ///
     /// 10 s: the old processes of a lease on several workers may take 6 s to end.
     pub min_recovery_timeout: Duration,
 
-    /// The longest time that a request may say instead. A longer one is shortened to it.
+    /// The longest limit that a request can set. A longer one is shortened to it.
     ///
     /// A day: the workers that have the snapshots keep them for an hour longer.
     pub max_recovery_timeout: Duration,

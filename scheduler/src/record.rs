@@ -81,9 +81,11 @@ impl LeaseRecord {
     /// Returns whether commands must not be carried out before this record is written, which follows
     /// `earlier`: the lease has got other devices, or lost them.
     pub(crate) fn is_urgent_after(&self, earlier: Option<&Self>) -> bool {
-        let place = |it: &Self| (it.epoch, it.standing.clone(), it.devices.clone());
         match earlier {
-            Some(earlier) => place(earlier) != place(self),
+            Some(earlier) => {
+                let place = (earlier.epoch, &earlier.standing, &earlier.devices);
+                place != (self.epoch, &self.standing, &self.devices)
+            }
             None => self.epoch > 0 || self.standing != RecordedStanding::Running,
         }
     }

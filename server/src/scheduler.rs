@@ -36,7 +36,7 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
 pub(crate) use self::{
-    access::{Access, DEFAULT_TENANT, Role},
+    access::{Access, DEFAULT_TENANT, Role, millis},
     enrolment::Enrolment,
     lease_records::LeaseRecords,
 };

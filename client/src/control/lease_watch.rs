@@ -31,7 +31,7 @@ struct LeaseStatus {
     /// The pool's last report of where the lease goes on.
     moved: Option<v1::Moved>,
     events: LeaseEvents,
-    /// How long the lease may wait for devices, if its request says so.
+    /// How long the lease may wait for devices, if its request sets a limit.
     recover_within: Option<Duration>,
 }
 
@@ -82,7 +82,7 @@ impl LeaseWatch {
     }
 
     /// Sets where the program learns what happens to the lease, and how long the lease may wait for
-    /// devices if its request says so. Sessions must be added after that.
+    /// devices if its request sets a limit. Sessions must be added after that.
     pub(crate) fn prepare(&self, events: LeaseEvents, recover_within: Option<Duration>) {
         let mut status = self.lock();
         (status.events, status.recover_within) = (events, recover_within);

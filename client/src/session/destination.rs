@@ -58,15 +58,15 @@ impl SessionTarget {
     }
 }
 
-/// How long the pool lets a lease wait for devices if its request does not say.
+/// How long the pool lets a lease wait for devices, unless its request sets a limit.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How much longer a session waits for the pool's report of where it goes on, or that the lease has
 /// ended.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The bounds that the pool sets to what a request says.
-const RECOVERY_TIMEOUTS: RangeInclusive<Duration> =
+/// The shortest and the longest limit that the pool accepts.
+const RECOVERY_LIMITS: RangeInclusive<Duration> =
     Duration::from_secs(10)..=Duration::from_secs(24 * 3600);
 
 /// How long the session of a suspended lease waits for a pool that cannot be reached.
@@ -76,7 +76,7 @@ const MAX_ABSENCE_OF_POOL: Duration = Duration::from_secs(660);
 /// process of its lease was lost.
 pub(crate) fn max_interruption(recover_within: Option<Duration>) -> Duration {
     let limit = recover_within.unwrap_or(RECOVERY_TIMEOUT);
-    limit.clamp(*RECOVERY_TIMEOUTS.start(), *RECOVERY_TIMEOUTS.end()) + REPORT_TIMEOUT
+    limit.clamp(*RECOVERY_LIMITS.start(), *RECOVERY_LIMITS.end()) + REPORT_TIMEOUT
 }
 
 /// Why a session is to wait until the pool reports where it goes on, or that the lease has ended.

@@ -97,7 +97,8 @@ impl Engine {
                 lease.owner = Some(client);
                 lease.expires_at = None;
                 (lease.is_durable, lease.epoch) = (is_durable, epoch);
-                // A worker has reported them that was lost before the lease moved to another one.
+                // The client claims no devices of a worker that was lost before the lease moved, although
+                // that worker reports them.
                 let unclaimed = lease.set_devices(lease_devices);
                 self.end_grants(id, unclaimed);
                 self.reserve(id);

@@ -60,9 +60,8 @@ impl Engine {
         let parts = self.suspended_parts(lease, true)?;
         let (since, cause) = (self.now, Some(cause));
         self.suspend_running(id, parts, Standing::Resuming { since, cause });
-        let rejoin_by = since + self.recovery_timeout(id);
         if let Some(lease) = self.leases.get_mut(id) {
-            lease.rejoin_by = Some(rejoin_by);
+            lease.rejoin_by = Some(since + lease.recovery_timeout(&self.options));
         }
         self.report_standing(id);
         Ok(())

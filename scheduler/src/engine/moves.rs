@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -50,22 +49,14 @@ impl Engine {
             gone: Box::new(reason.clone()),
             keeper,
         };
-        let rejoin_by = self.now + self.recovery_timeout(id);
         if let Some(lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
-            lease.rejoin_by = Some(rejoin_by);
+            lease.rejoin_by = Some(self.now + lease.recovery_timeout(&self.options));
             for keeper in lease.keepers.values_mut() {
                 keeper.is_announced = false;
             }
         }
         true
-    }
-
-    /// Returns how long a lease may wait for devices after a worker or a process of it was lost.
-    pub(super) fn recovery_timeout(&self, id: LeaseId) -> Duration {
-        let lease = self.leases.get(id);
-        let own = lease.and_then(|lease| lease.recover_within);
-        own.unwrap_or(self.options.recovery_timeout)
     }
 
     /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
@@ -136,7 +127,8 @@ impl Engine {
                 Standing::Running => return None,
                 Standing::Lost(_) => (false, lease.rejoin_by),
                 Standing::Resuming { since, cause } => {
-                    (cause.is_some(), Some(*since + self.recovery_timeout(id)))
+                    let timeout = lease.recovery_timeout(&self.options);
+                    (cause.is_some(), Some(*since + timeout))
                 }
                 Standing::Suspended { .. } => (false, None),
             };

@@ -25,8 +25,7 @@ impl Engine {
             lease.expires_at = Some(self.now + self.options.lease_expiry);
             lease.rejoin_by = match lease.standing {
                 Standing::Lost(_) | Standing::Resuming { cause: Some(_), .. } => {
-                    let own = lease.recover_within;
-                    Some(self.now + own.unwrap_or(self.options.recovery_timeout))
+                    Some(self.now + lease.recovery_timeout(&self.options))
                 }
                 Standing::Running => Some(self.now + self.options.lease_expiry),
                 Standing::Suspended { .. } | Standing::Resuming { cause: None, .. } => None,
@@ -47,11 +46,8 @@ impl Engine {
             return;
         }
         self.awaits_recorded_workers = false;
-        let named = |lease: &Lease| {
-            let keepers = lease.keepers.values().map(|keeper| keeper.worker);
-            keepers.chain(lease.holders()).collect::<Vec<_>>()
-        };
-        let named = self.leases.iter().flat_map(|(_, lease)| named(lease));
+        let leases = self.leases.iter();
+        let named = leases.flat_map(|(_, lease)| lease.keepers_and_holders());
         let missing = named.filter(|worker| !self.pool.contains(*worker));
         for worker in missing.collect::<BTreeSet<_>>() {
             self.on_keeper_lost(worker);
@@ -67,17 +63,19 @@ impl Engine {
     /// Has a lease go on elsewhere of which a worker has not joined after a restart. Returns `false` if
     /// it cannot.
     pub(super) fn outlives_missing_worker(&mut self, id: LeaseId) -> bool {
-        let Some(lease) = self.leases.get(id) else {
-            return false;
-        };
-        let workers = lease.workers().into_iter();
-        let missing = workers
-            .filter(|worker| lease.standing == Standing::Running && !self.pool.contains(*worker));
-        let missing: Vec<_> = missing.collect();
-        match missing[..] {
-            [worker, ..] => self.outlives_worker(id, &EndReason::WorkerMissing { worker }),
-            [] => false,
+        let lease = self.leases.get(id);
+        let running = lease.filter(|lease| lease.standing == Standing::Running);
+        match running.and_then(|lease| self.missing_worker(lease)) {
+            Some(missing) => self.outlives_worker(id, &missing),
+            None => false,
         }
+    }
+
+    /// Returns the reason that a worker of a lease has not joined, if that is so.
+    pub(super) fn missing_worker(&self, lease: &Lease) -> Option<EndReason> {
+        let mut workers = lease.workers().into_iter();
+        let worker = workers.find(|worker| !self.pool.contains(*worker))?;
+        Some(EndReason::WorkerMissing { worker })
     }
 
     /// Gives a lease the devices that its client has by a later token than the recorded one: the lease
@@ -87,8 +85,7 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
-        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
-        let named: BTreeSet<_> = keepers.chain(lease.holders()).collect();
+        let named = lease.keepers_and_holders();
         let later = Lease::owned(client, &[], claim.is_durable, claim.epoch);
         let outdated = std::mem::replace(lease, later);
         lease.lease_devices = outdated.lease_devices;

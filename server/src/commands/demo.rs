@@ -1,8 +1,8 @@
 //! `tensord demo`: a training run on a pool of its own or on an existing one.
 //!
 //! If no pool is given, the demo starts a scheduler in this process and two
-//! workers (with `--chaos`, two more than devices) as processes of their own. So it uses everything that a real pool does:
-//! two workers, TLS, leases, op streams over TCP, and, with several devices,
+//! workers (with `--chaos`, two more than it trains on devices) as processes of their
+//! own. So it uses everything that a real pool does: several workers, TLS, leases, op streams over TCP, and, with several devices,
 //! gradients that go from worker to worker.
 
 mod chaos;

@@ -1,7 +1,5 @@
 //! `tensord token`: makes, lists, rotates and revokes the tokens of a running pool.
 
-use std::time::Duration;
-
 use tensord_proto::v1::{
     CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest, Revoked,
     RotateTokenRequest, TokenInfo, admin_client::AdminClient,
@@ -15,7 +13,9 @@ use super::admin::{self, error::AdminError, into_reply, with_token};
 use crate::{
     config::{TokenAction, TokenConfig},
     failure::Failure,
-    human, stdout,
+    human,
+    scheduler::millis,
+    stdout,
 };
 
 /// Makes one call and prints its result.
@@ -76,10 +76,6 @@ async fn revoke(
     request: RevokeTokenRequest,
 ) -> Result<Revoked, AdminError> {
     into_reply(url, admin.revoke_token(with_token(request, url)?).await)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Formats a new token as a shell comment and an `export` line.

@@ -16,7 +16,7 @@ use tonic::metadata::MetadataMap;
 use self::tokens::InvalidReason;
 pub(crate) use self::{
     role::Role,
-    time::UnixMillis,
+    time::{UnixMillis, millis},
     tokens::{DEFAULT_TENANT, NewToken, Token, TokenError, TokenState, Tokens},
 };
 use crate::state::{self, Persisted, PoolSecrets, StateDir, StateError};

@@ -383,8 +383,7 @@ fn open_or_put_aside(
 /// Renames a damaged file, and returns its new path.
 fn put_aside(path: &Path) -> Result<PathBuf, StateError> {
     let aside = path.with_extension("redb.damaged");
-    let renamed: io::Result<()> = fs::rename(path, &aside);
-    renamed.map_err(|source| StateError::Io {
+    fs::rename(path, &aside).map_err(|source| StateError::Io {
         what: "rename",
         path: path.into(),
         source,

@@ -11,6 +11,8 @@ use tensord_testkit::{
     training::losses,
 };
 
+use crate::worker_failover::wait_for_keeper;
+
 /// Steps of each of two trainings that take turns a hundred times.
 const STEPS: usize = 55;
 
@@ -74,9 +76,7 @@ fn suspended_training_goes_on_although_its_worker_is_killed() {
         if step != 8 {
             return;
         }
-        administrator.wait("a snapshot at the other worker", || {
-            administrator.leases()[0]["move_to"].is_string()
-        });
+        wait_for_keeper(&administrator);
         let id = administrator.suspend_running();
         assert_eq!(administrator.holders(), 2);
         assert_eq!(

@@ -22,6 +22,7 @@ impl UnixMillis {
     }
 }
 
-fn millis(duration: Duration) -> u64 {
+/// Returns a duration in milliseconds, at most what fits.
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

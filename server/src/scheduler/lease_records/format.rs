@@ -12,6 +12,8 @@ use tensord_scheduler::{
     SuspendedPart, Suspender,
 };
 
+use crate::scheduler::access::millis;
+
 /// Returns the bytes of a record.
 pub(super) fn encode(record: &LeaseRecord) -> Vec<u8> {
     serde_json::to_vec(&StoredLease::from(record))
@@ -25,10 +27,6 @@ pub(super) fn encode(record: &LeaseRecord) -> Vec<u8> {
 /// If they are not a record that this version knows.
 pub(super) fn decode(bytes: &[u8]) -> Result<LeaseRecord, serde_json::Error> {
     serde_json::from_slice::<StoredLease>(bytes).map(LeaseRecord::from)
-}
-
-fn in_millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -105,7 +103,7 @@ impl From<&LeaseRecord> for StoredLease {
         Self {
             owner: record.owner.0,
             epoch: record.epoch,
-            recover_within_ms: record.recover_within.map(in_millis),
+            recover_within_ms: record.recover_within.map(millis),
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
