@@ -11,7 +11,8 @@
 //! - `turns` decides which process may use a device that several leases share.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
 //! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to the
-//!   lease's keeper, and `keeper_progress` decides whether the lease could go on at its keeper.
+//!   lease's keeper, by way of `copy_queue`. `pending_marks` decides when a mark counts as kept
+//!   there, and `copy_progress` whether the lease could go on there.
 //!   `keeper` has the snapshots that other workers send to this one.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
@@ -20,15 +21,17 @@
 //! - `host` implements `LeaseHost`, by which the registration controls the leases.
 //! - `unrouted` answers connections that belong to no process.
 
+mod copy_progress;
+mod copy_queue;
 mod describe;
 mod host;
 mod keeper;
 mod keeper_link;
-mod keeper_progress;
 mod kept_uploads;
 mod kernels;
 mod lease_cgroups;
 mod lease_queues;
+mod pending_marks;
 mod process;
 mod process_run;
 mod recent_deaths;

@@ -118,7 +118,7 @@ impl LeaseHost for Supervisor {
         let leases = lock(&self.leases);
         let leases = leases.iter().map(|(lease, running)| {
             let live_sessions = lock(&running.report).live_sessions as usize;
-            let keeper = lock(&running.progress).keeper_of_all(live_sessions);
+            let keeper = lock(&running.progress).place_of_all(live_sessions);
             (*lease, live_sessions, keeper)
         });
         let mut leases: Vec<_> = leases.collect();

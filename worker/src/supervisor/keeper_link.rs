@@ -1,15 +1,11 @@
 //! Sends the snapshots of a lease to its keeper, another worker that goes on with the lease if
 //! this one is lost.
-//!
-//! A mark counts as kept when the keeper has its snapshot, or some time after it is clear that the
-//! keeper will not have it soon: the lease then survives the death of its process, but not that of
-//! this worker.
 
 mod sent_snapshots;
 mod wire;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -33,7 +29,13 @@ use self::{
     sent_snapshots::SentSnapshots,
     wire::{connect, read_part, send, stored},
 };
-use super::{Supervisor, keeper_progress::KeeperProgress, snapshots::KeptSnapshot};
+use super::{
+    Supervisor,
+    copy_progress::CopyProgress,
+    copy_queue::{CopyQueue, Outgoing},
+    pending_marks::PendingMarks,
+    snapshots::KeptSnapshot,
+};
 use crate::{locks::lock, process_message::SnapshotKept};
 
 /// Interval of pings to the keeper.
@@ -45,20 +47,8 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 /// Pause between attempts to connect.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How long a snapshot may take to be stored by the keeper, and how long the keeper may read
-/// nothing. The client keeps its journal meanwhile, which has a bound.
-const STORE_DEADLINE: Duration = Duration::from_secs(8);
-
-/// A mark whose snapshot the keeper will not have soon counts as kept after this time: longer than
-/// the interval of heartbeats, so that the scheduler no longer takes the lease for one that could
-/// move. If the lease moves, it ends here meanwhile, and its client goes on from an earlier mark.
-const GIVE_UP_DELAY: Duration = Duration::from_millis(1500);
-
 /// Bytes of a snapshot in one frame.
 const PART_BYTES: usize = 1 << 20;
-
-/// Number of messages that wait to be sent, for each device of the lease.
-const QUEUE_PER_DEVICE: usize = 32;
 
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,64 +59,32 @@ pub(super) struct Keeper {
     pub(super) certificate: Fingerprint,
 }
 
-/// A message for the keeper.
-enum Outgoing {
-    /// A session has a new snapshot, of this mark. The link sends the latest one.
-    Snapshot {
-        session: SessionId,
-        mark: u64,
-        queued_at: Instant,
-    },
-    SessionEnded(SessionId),
-}
-
 /// The queues between the run of a lease and its link to the keeper.
 pub(super) struct KeeperQueues {
-    outgoing: mpsc::Sender<Outgoing>,
-    /// Yields the snapshots that count as kept.
-    pub(super) stored: mpsc::Receiver<SnapshotKept>,
+    queue: CopyQueue<WorkerId>,
     keeper: watch::Receiver<Option<Keeper>>,
-    progress: Arc<Mutex<KeeperProgress>>,
 }
 
 impl KeeperQueues {
     /// Has a session's new snapshot sent to the keeper. Returns `false` if there is no keeper, or
     /// it does not keep up: the snapshot counts as kept.
     pub(super) fn send(&self, session: SessionId, mark: u64) -> bool {
-        let message = Outgoing::Snapshot {
-            session,
-            mark,
-            queued_at: Instant::now(),
-        };
-        let has_keeper = self.keeper.borrow().is_some();
-        let is_queued = has_keeper && self.outgoing.try_send(message).is_ok();
-        if !is_queued {
-            lock(&self.progress).counted(session, mark);
+        match self.keeper.borrow().is_some() {
+            true => self.queue.send(session, mark),
+            false => self.queue.skip(session, mark),
         }
-        is_queued
+    }
+
+    /// Returns the next snapshot that counts as kept. Cancel safe.
+    pub(super) async fn kept(&mut self) -> Option<SnapshotKept> {
+        self.queue.kept.recv().await
     }
 
     /// Has the keeper drop the snapshots of a session. If the queue is full, they are dropped with
     /// the lease.
     pub(super) fn end_session(&self, session: SessionId) {
-        if self
-            .outgoing
-            .try_send(Outgoing::SessionEnded(session))
-            .is_err()
-        {
-            // Messages about the session that are still queued would count for it.
-            lock(&self.progress).set_unknown();
-        }
+        self.queue.end_session(session);
     }
-}
-
-/// A mark whose snapshot the keeper is to have.
-struct PendingMark {
-    mark: u64,
-    /// Until when the keeper must have the snapshot; or, if that is given up, when the mark counts as
-    /// kept without it.
-    until: Instant,
-    is_given_up: bool,
 }
 
 /// The link of a lease to its keeper.
@@ -138,10 +96,7 @@ pub(super) struct KeeperLink {
     /// Messages that were taken from `outgoing` while a snapshot was sent; at most as many as
     /// `outgoing` has room for.
     waiting: VecDeque<Outgoing>,
-    stored: mpsc::Sender<SnapshotKept>,
-    /// The marks that count as kept when the keeper has their snapshots, by session.
-    pending: HashMap<SessionId, PendingMark>,
-    progress: Arc<Mutex<KeeperProgress>>,
+    marks: PendingMarks<WorkerId>,
     has_warned: bool,
 }
 
@@ -151,26 +106,20 @@ impl KeeperLink {
         lease: LeaseId,
         devices: usize,
         keeper: watch::Receiver<Option<Keeper>>,
-        progress: Arc<Mutex<KeeperProgress>>,
+        progress: Arc<Mutex<CopyProgress<WorkerId>>>,
     ) -> (Self, KeeperQueues) {
-        let queue = QUEUE_PER_DEVICE * devices.max(1);
-        let (outgoing, queued) = mpsc::channel(queue);
-        let (stored, stored_receiver) = mpsc::channel(queue);
+        let (queue, outgoing, kept) = CopyQueue::new(devices, progress.clone());
         let queues = KeeperQueues {
-            outgoing,
-            stored: stored_receiver,
+            queue,
             keeper: keeper.clone(),
-            progress: progress.clone(),
         };
         let link = Self {
             supervisor,
             lease,
             keeper,
-            outgoing: queued,
+            outgoing,
             waiting: VecDeque::new(),
-            stored,
-            pending: HashMap::new(),
-            progress,
+            marks: PendingMarks::new(progress, kept),
             has_warned: false,
         };
         (link, queues)
@@ -187,13 +136,10 @@ impl KeeperLink {
                 }
             };
             let ended = self.connect_and_serve(&keeper).await;
-            lock(&self.progress).disconnected();
+            self.marks.disconnected();
             let Some(reason) = ended else {
                 return;
             };
-            for (session, mark) in self.pending_marks() {
-                self.give_up_soon(session, mark);
-            }
             if self.keeper.borrow().as_ref() != Some(&keeper) {
                 continue;
             }
@@ -213,88 +159,21 @@ impl KeeperLink {
     async fn wait(&mut self, delay: Option<Duration>) -> bool {
         let mut pause = pin!(sleep(delay.unwrap_or_default()));
         loop {
-            let deadline = self.next_deadline();
+            let deadline = self.marks.next_deadline();
             tokio::select! {
                 () = &mut pause, if delay.is_some() => return true,
                 changed = self.keeper.changed() => return changed.is_ok(),
                 message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(Outgoing::Snapshot { session, mark, .. }) => match delay {
-                        Some(_) => self.give_up_soon(session, mark),
-                        None => self.count_as_kept(session, mark).await,
+                        Some(_) => self.marks.give_up_soon(session, mark),
+                        None => self.marks.count_as_kept(session, mark).await,
                     },
-                    Some(Outgoing::SessionEnded(session)) => self.forget(session),
+                    Some(Outgoing::SessionEnded(session)) => self.marks.forget(session),
                     None => return false,
                 },
-                () = sleep_until(deadline), if !self.pending.is_empty() => {
-                    self.give_up_pending(Instant::now()).await;
+                () = sleep_until(deadline), if !self.marks.is_empty() => {
+                    self.marks.give_up_due(Instant::now()).await;
                 }
-            }
-        }
-    }
-
-    fn forget(&mut self, session: SessionId) {
-        self.pending.remove(&session);
-        lock(&self.progress).end_session(session);
-    }
-
-    fn pending_marks(&self) -> Vec<(SessionId, u64)> {
-        let pending = self.pending.iter();
-        pending.map(|(session, it)| (*session, it.mark)).collect()
-    }
-
-    /// Returns when the next pending mark is given up, or counts as kept.
-    fn next_deadline(&self) -> Instant {
-        let deadlines = self.pending.values().map(|it| it.until);
-        deadlines.min().unwrap_or_else(Instant::now)
-    }
-
-    /// Waits for the keeper to have the snapshot of a mark that was queued at `queued_at`.
-    fn expect(&mut self, session: SessionId, mark: u64, queued_at: Instant) {
-        let expected = PendingMark {
-            mark,
-            until: queued_at + STORE_DEADLINE,
-            is_given_up: false,
-        };
-        let known = self.pending.get(&session);
-        if known.is_none_or(|known| known.mark < mark) {
-            self.pending.insert(session, expected);
-        }
-    }
-
-    /// Lets a mark count as kept after [`GIVE_UP_DELAY`]; from now on the lease cannot move.
-    fn give_up_soon(&mut self, session: SessionId, mark: u64) {
-        lock(&self.progress).counted(session, mark);
-        let until = Instant::now() + GIVE_UP_DELAY;
-        let given_up = PendingMark {
-            mark,
-            until,
-            is_given_up: true,
-        };
-        let known = self.pending.get(&session);
-        if known.is_none_or(|known| known.mark < mark || known.mark == mark && !known.is_given_up) {
-            self.pending.insert(session, given_up);
-        }
-    }
-
-    async fn count_as_kept(&self, session: SessionId, mark: u64) {
-        lock(&self.progress).counted(session, mark);
-        let kept = SnapshotKept {
-            session_id: session.0,
-            mark,
-            error: String::new(),
-        };
-        // An error means that the lease has ended.
-        let _ = self.stored.send(kept).await;
-    }
-
-    /// Gives up pending marks whose time was over at `now`, and lets those count as kept that were
-    /// given up before.
-    async fn give_up_pending(&mut self, now: Instant) {
-        let over = self.pending.extract_if(|_, it| it.until <= now);
-        for (session, it) in over.collect::<Vec<_>>() {
-            match it.is_given_up {
-                true => self.count_as_kept(session, it.mark).await,
-                false => self.give_up_soon(session, it.mark),
             }
         }
     }
@@ -312,7 +191,7 @@ impl KeeperLink {
         info!(lease = %self.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
         let mut sent = SentSnapshots::default();
         let present = lock(&self.supervisor.snapshots).of(self.lease);
-        lock(&self.progress).connected(keeper.id);
+        self.marks.connected(keeper.id);
         for id in kept {
             // A keeper may send anything.
             let is_of_session = |it: &&KeptSnapshot| it.info.session_id == id.session_id;
@@ -342,7 +221,7 @@ impl KeeperLink {
         let mut pings = interval(PING_INTERVAL);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.keeper.borrow().as_ref() == Some(keeper) {
-            let deadline = self.next_deadline();
+            let deadline = self.marks.next_deadline();
             let done = tokio::select! {
                 message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(message) => self.send_message(link, message, &mut sent).await,
@@ -356,8 +235,8 @@ impl KeeperLink {
                     Err(reason) => Err(reason),
                 },
                 _ = pings.tick() => send(link, Body::Ping(Ping::default())).await,
-                () = sleep_until(deadline), if !self.pending.is_empty() => {
-                    self.give_up_pending(Instant::now()).await;
+                () = sleep_until(deadline), if !self.marks.is_empty() => {
+                    self.marks.give_up_due(Instant::now()).await;
                     Ok(())
                 }
                 changed = self.keeper.changed() => match changed {
@@ -385,7 +264,7 @@ impl KeeperLink {
                 queued_at,
             } => (session, mark, queued_at),
             Outgoing::SessionEnded(session) => {
-                self.forget(session);
+                self.marks.forget(session);
                 sent.forget(session);
                 let session_id = session.0;
                 return send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await;
@@ -395,10 +274,10 @@ impl KeeperLink {
         // A later snapshot than the queued one has a message of its own, or none is left.
         let latest = latest.filter(|latest| latest.info.mark == mark);
         let Some(latest) = latest.filter(|latest| !sent.is_stored(latest.id())) else {
-            self.count_as_kept(session, mark).await;
+            self.marks.count_as_kept(session, mark).await;
             return Ok(());
         };
-        self.expect(session, mark, queued_at);
+        self.marks.expect(session, mark, queued_at);
         if !sent.is_new(latest.id()) {
             return Ok(());
         }
@@ -426,7 +305,7 @@ impl KeeperLink {
             send(link, Body::SnapshotPart(SnapshotPart { data: data.into() })).await?;
             at += length as u64;
             self.take_messages();
-            self.give_up_pending(Instant::now()).await;
+            self.marks.give_up_due(Instant::now()).await;
         }
         Ok(())
     }
@@ -443,7 +322,7 @@ impl KeeperLink {
                 queued_at,
             } = message
             {
-                self.expect(session, mark, queued_at);
+                self.marks.expect(session, mark, queued_at);
             }
             self.waiting.push_back(message);
         }
@@ -453,7 +332,7 @@ impl KeeperLink {
     fn record_stored(&self, id: SnapshotId, sent: &mut SentSnapshots) {
         let session = SessionId(id.session_id);
         if let Some(stored) = sent.stored(id)
-            && lock(&self.progress).stored(session, stored)
+            && self.marks.stored(session, stored)
         {
             // The lease may be able to move now.
             self.supervisor.reports.notify_one();
@@ -463,18 +342,16 @@ impl KeeperLink {
     async fn on_stored(&mut self, stored: SnapshotStored, sent: &mut SentSnapshots) {
         let id = stored.id.unwrap_or_default();
         let session = SessionId(id.session_id);
-        let pending = self.pending.get(&session);
-        let is_pending = pending.is_some_and(|it| it.mark == id.mark);
+        let is_pending = self.marks.is_pending(session, id.mark);
         if stored.error.is_empty() {
             self.record_stored(id, sent);
             if is_pending {
-                self.pending.remove(&session);
-                self.count_as_kept(session, id.mark).await;
+                self.marks.count_as_kept(session, id.mark).await;
             }
             return;
         }
         if is_pending {
-            self.give_up_soon(session, id.mark);
+            self.marks.give_up_soon(session, id.mark);
         }
         if !std::mem::replace(&mut self.has_warned, true) {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);

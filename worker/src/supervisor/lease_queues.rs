@@ -5,12 +5,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tensord_proto::v1::LeaseGranted;
+use tensord_proto::{ids::WorkerId, v1::LeaseGranted};
 use tensord_transport::handoff::Passed;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    CONNECTION_QUEUE, TASK_QUEUE, keeper_link::Keeper, keeper_progress::KeeperProgress,
+    CONNECTION_QUEUE, TASK_QUEUE, copy_progress::CopyProgress, keeper_link::Keeper,
     kept_uploads::KeptSegment, restarts::Restarts, snapshots::KeptSnapshot,
 };
 use crate::{
@@ -27,7 +27,7 @@ pub(super) struct RunningLease {
     pub(super) kill: watch::Sender<bool>,
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
-    pub(super) progress: Arc<Mutex<KeeperProgress>>,
+    pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
     /// Whether the lease is suspended: its snapshots are held when its process has ended.
     pub(super) is_suspended: bool,
     /// The process's latest report, as far as it is plausible.
@@ -70,7 +70,7 @@ pub(super) struct LeaseQueues {
     pub(super) connections: mpsc::Receiver<Passed>,
     pub(super) kill: watch::Receiver<bool>,
     pub(super) keeper: watch::Receiver<Option<Keeper>>,
-    pub(super) progress: Arc<Mutex<KeeperProgress>>,
+    pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
     pub(super) first: Vec<QueuedTask>,
@@ -90,7 +90,7 @@ impl RunningLease {
             ..Report::default()
         };
         let report = Arc::new(Mutex::new(report));
-        let progress = Arc::<Mutex<KeeperProgress>>::default();
+        let progress = Arc::<Mutex<CopyProgress<WorkerId>>>::default();
         let tenant = granted.tenant.clone();
         let queues = LeaseQueues {
             granted,

@@ -94,7 +94,7 @@ impl ProcessRun<'_> {
                     let task = Task::Connection(PassedConnection { first_datagram });
                     process.send(task, Some(socket)).await?;
                 }
-                Some(kept) = self.keeper.stored.recv() => {
+                Some(kept) = self.keeper.kept() => {
                     self.send(process, Task::SnapshotKept(kept).into()).await?;
                 }
                 event = process.recv_with() => match event {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
-use crate::supervisor::keeper_progress::StoredMarks;
+use crate::supervisor::copy_progress::StoredMarks;
 
 /// The latest snapshot of each session that was sent on a connection, or that the keeper had
 /// before, and the one before it that the client had committed.

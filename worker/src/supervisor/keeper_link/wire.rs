@@ -13,7 +13,8 @@ use tensord_transport::{
 };
 use tokio::time::timeout;
 
-use super::{CONNECT_DEADLINE, Keeper, STORE_DEADLINE};
+use super::{CONNECT_DEADLINE, Keeper};
+use crate::supervisor::pending_marks::STORE_DEADLINE;
 
 /// Returns the keeper's reply in a frame that was received.
 ///

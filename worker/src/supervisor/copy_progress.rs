@@ -1,27 +1,39 @@
-//! Whether a lease could go on at its keeper.
+//! Whether a lease could go on at the other place that has copies of its snapshots: at its keeper, or at
+//! a worker with its snapshot store.
 //!
 //! A client restores a session from the last mark that counts as kept, or from a later one, or, as
 //! long as requests from before that are not answered, from the committed mark; if its journal has
-//! lapsed, it reports that to the scheduler. A mark may count as kept although the keeper does not have its
-//! snapshot; see [`keeper_link`](super::keeper_link).
+//! lapsed, it reports that to the scheduler. A mark may count as kept although the place does not have
+//! its snapshot; see [`pending_marks`](super::pending_marks).
 
 use std::collections::HashMap;
 
-use tensord_proto::ids::{SessionId, WorkerId};
+use tensord_proto::ids::SessionId;
 
-/// What the keeper of a lease has, and what counts as kept.
-#[derive(Debug, Default)]
-pub(super) struct KeeperProgress {
-    /// The keeper to which there is a connection.
-    keeper: Option<WorkerId>,
+/// What the other place has, and what counts as kept. `P` identifies the place.
+#[derive(Debug)]
+pub(super) struct CopyProgress<P> {
+    /// The place to which there is a connection.
+    place: Option<P>,
     /// The last mark of each session that counts as kept.
     counted: HashMap<SessionId, u64>,
-    /// What the keeper has of each session.
+    /// What the place has of each session.
     stored: HashMap<SessionId, StoredMarks>,
     is_unknown: bool,
 }
 
-/// The snapshots of a session that its keeper has.
+impl<P> Default for CopyProgress<P> {
+    fn default() -> Self {
+        Self {
+            place: None,
+            counted: HashMap::new(),
+            stored: HashMap::new(),
+            is_unknown: false,
+        }
+    }
+}
+
+/// The snapshots of a session that the other place has.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct StoredMarks {
     /// Their marks, in ascending order.
@@ -38,15 +50,15 @@ impl StoredMarks {
     }
 }
 
-impl KeeperProgress {
-    /// Records a connection to `keeper`.
-    pub(super) fn connected(&mut self, keeper: WorkerId) {
-        self.keeper = Some(keeper);
+impl<P: Copy> CopyProgress<P> {
+    /// Records a connection to `place`.
+    pub(super) fn connected(&mut self, place: P) {
+        self.place = Some(place);
     }
 
-    /// Records that the connection to the keeper has ended.
+    /// Records that the connection to the place has ended.
     pub(super) fn disconnected(&mut self) {
-        self.keeper = None;
+        self.place = None;
         self.stored.clear();
     }
 
@@ -62,7 +74,7 @@ impl KeeperProgress {
         self.is_unknown = true;
     }
 
-    /// Records which snapshots of a session the keeper has. Returns whether it had none from which the
+    /// Records which snapshots of a session the place has. Returns whether it had none from which the
     /// session could go on.
     pub(super) fn stored(&mut self, session: SessionId, stored: StoredMarks) -> bool {
         let had_one = self.has(session);
@@ -70,7 +82,7 @@ impl KeeperProgress {
         !had_one
     }
 
-    /// Returns whether the session could go on at the keeper.
+    /// Returns whether the session could go on at the place.
     fn has(&self, session: SessionId) -> bool {
         let counted = self.counted.get(&session).copied().unwrap_or_default();
         let stored = self.stored.get(&session);
@@ -82,18 +94,20 @@ impl KeeperProgress {
         self.stored.remove(&session);
     }
 
-    /// Returns the keeper if all sessions could go on there. `live_sessions` is their number.
-    pub(super) fn keeper_of_all(&self, live_sessions: usize) -> Option<WorkerId> {
+    /// Returns the place if all sessions could go on there. `live_sessions` is their number.
+    pub(super) fn place_of_all(&self, live_sessions: usize) -> Option<P> {
         let mut sessions = self.counted.keys().chain(self.stored.keys());
         let has_all =
             sessions.all(|session| self.has(*session)) && self.stored.len() >= live_sessions;
-        self.keeper
+        self.place
             .filter(|_| has_all && live_sessions > 0 && !self.is_unknown)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tensord_proto::ids::WorkerId;
+
     use super::*;
 
     const KEEPER: WorkerId = WorkerId(7);
@@ -107,49 +121,49 @@ mod tests {
     #[test]
     fn keeper_has_all_once_each_session_has_a_snapshot_there() {
         let [first, second] = [SessionId(1), SessionId(2)];
-        let mut progress = KeeperProgress::default();
+        let mut progress = CopyProgress::default();
         progress.stored(first, stored(&[1], 0));
-        assert_eq!(progress.keeper_of_all(1), None, "there is no connection");
+        assert_eq!(progress.place_of_all(1), None, "there is no connection");
         progress.connected(KEEPER);
-        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
-        assert_eq!(progress.keeper_of_all(2), None);
+        assert_eq!(progress.place_of_all(1), Some(KEEPER));
+        assert_eq!(progress.place_of_all(2), None);
         progress.stored(second, stored(&[4], 0));
-        assert_eq!(progress.keeper_of_all(2), Some(KEEPER));
+        assert_eq!(progress.place_of_all(2), Some(KEEPER));
         progress.end_session(first);
-        assert_eq!(progress.keeper_of_all(2), None);
-        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
-        assert_eq!(progress.keeper_of_all(0), None, "nothing could go on");
+        assert_eq!(progress.place_of_all(2), None);
+        assert_eq!(progress.place_of_all(1), Some(KEEPER));
+        assert_eq!(progress.place_of_all(0), None, "nothing could go on");
     }
 
     #[test]
     fn snapshot_before_the_last_mark_that_counts_as_kept_is_too_old() {
         let session = SessionId(1);
-        let mut progress = KeeperProgress::default();
+        let mut progress = CopyProgress::default();
         progress.connected(KEEPER);
         progress.stored(session, stored(&[1], 0));
         progress.counted(session, 1);
-        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        assert_eq!(progress.place_of_all(1), Some(KEEPER));
         // The keeper did not store it in time.
         progress.counted(session, 2);
-        assert_eq!(progress.keeper_of_all(1), None);
+        assert_eq!(progress.place_of_all(1), None);
         progress.stored(session, stored(&[1], 0));
-        assert_eq!(progress.keeper_of_all(1), None);
+        assert_eq!(progress.place_of_all(1), None);
         progress.stored(session, stored(&[2], 0));
-        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        assert_eq!(progress.place_of_all(1), Some(KEEPER));
         progress.disconnected();
         progress.connected(KEEPER);
-        assert_eq!(progress.keeper_of_all(1), None);
+        assert_eq!(progress.place_of_all(1), None);
     }
 
     #[test]
     fn committed_mark_is_needed_while_later_requests_are_not_answered() {
         let session = SessionId(1);
-        let mut progress = KeeperProgress::default();
+        let mut progress = CopyProgress::default();
         progress.connected(KEEPER);
         // The keeper had no room for mark 2.
         progress.stored(session, stored(&[3], 2));
-        assert_eq!(progress.keeper_of_all(1), None);
+        assert_eq!(progress.place_of_all(1), None);
         progress.stored(session, stored(&[3, 4], 3));
-        assert_eq!(progress.keeper_of_all(1), Some(KEEPER));
+        assert_eq!(progress.place_of_all(1), Some(KEEPER));
     }
 }
