@@ -172,6 +172,8 @@ impl Control {
                 }
             };
             info!("reconnected to the scheduler at {}", self.url.authority());
+            let leases = self.leases.values();
+            leases.for_each(|held_lease| held_lease.watch.pool_back());
         }
     }
 
@@ -461,8 +463,12 @@ impl Control {
         let lease = LeaseId(suspended.lease_id);
         if let Some(held_lease) = self.leases.get(&lease) {
             let workers = suspended.waits_for.iter().map(|name| {
-                let name = sanitize(name, MESSAGE_CHARS);
-                format!("worker {name}")
+                let name = sanitize(name, MESSAGE_CHARS).to_string();
+                match name.contains(' ') {
+                    // No name: words for a worker that is not there.
+                    true => name,
+                    false => format!("worker {name}"),
+                }
             });
             let workers: Vec<_> = workers.collect();
             let waits_for = match suspended.needs_all {

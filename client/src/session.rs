@@ -59,7 +59,9 @@ use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::{
     counters::ByteCounters,
-    destination::{Destination, Interruption, SessionTarget, UnreachableLeases, max_interruption},
+    destination::{
+        Destination, Interruption, PoolContact, SessionTarget, UnreachableLeases, max_interruption,
+    },
     driver::drive,
     requests::Answer,
     state::SessionEnd,

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use crate::{
     lease::{LeaseEvent, LeaseEvents},
     session::{
-        Destination, Interruption, Session, SessionTarget, UnreachableLeases, max_interruption,
+        Destination, Interruption, PoolContact, Session, SessionTarget, UnreachableLeases,
+        max_interruption,
     },
 };
 
@@ -33,6 +34,7 @@ struct LeaseStatus {
     events: LeaseEvents,
     /// How long the lease may wait for devices, if its request sets a limit.
     recover_within: Option<Duration>,
+    pool_contact: PoolContact,
 }
 
 struct WatchedSession {
@@ -61,6 +63,7 @@ impl LeaseWatch {
             target: Arc::new(target),
             interruption: None,
             max_interruption: max_interruption(status.recover_within),
+            pool_contact: status.pool_contact,
             lease: self.lease,
             unreachable: self.unreachable.clone(),
             events: status.events.clone(),
@@ -145,16 +148,31 @@ impl LeaseWatch {
     /// Records that the connection to the pool was lost. A suspended lease then waits for a limited
     /// time, until the pool reports again that it is suspended.
     pub(super) fn pool_lost(&self) {
-        let now = Interruption::SuspendedWithoutPool(Instant::now());
+        let now = Instant::now();
+        self.set_pool_contact(PoolContact::LostAt(now));
         for watched in &self.lock().sessions {
             watched.destination.send_if_modified(|destination| {
                 let is_suspended =
                     matches!(destination.interruption, Some(Interruption::Suspended));
                 if is_suspended {
-                    destination.interruption = Some(now);
+                    destination.interruption = Some(Interruption::SuspendedWithoutPool(now));
                 }
                 is_suspended
             });
+        }
+    }
+
+    /// Records that there is a connection to the pool again.
+    pub(super) fn pool_back(&self) {
+        self.set_pool_contact(PoolContact::BackAt(Instant::now()));
+    }
+
+    fn set_pool_contact(&self, contact: PoolContact) {
+        let mut status = self.lock();
+        status.pool_contact = contact;
+        for watched in &status.sessions {
+            let set = |destination: &mut Destination| destination.pool_contact = contact;
+            watched.destination.send_modify(set);
         }
     }
 

@@ -69,8 +69,17 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 const RECOVERY_LIMITS: RangeInclusive<Duration> =
     Duration::from_secs(10)..=Duration::from_secs(24 * 3600);
 
-/// How long the session of a suspended lease waits for a pool that cannot be reached.
+/// How long a session that has no worker waits for a pool that cannot be reached: longer than it takes
+/// to start a host again.
 const MAX_ABSENCE_OF_POOL: Duration = Duration::from_secs(660);
+
+/// A worker from which nothing was received for this long is given up. The time starts with
+/// the last frame received, so the error comes within 10 s of the cause.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The same for a session that can go on in another process or at another worker: the pool has this
+/// time to move the lease. The worker keeps a session without a connection as long.
+const RESTORABLE_WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns how long a session waits for the pool's report of where it goes on, after a worker or a
 /// process of its lease was lost.
@@ -92,6 +101,18 @@ pub(crate) enum Interruption {
     SuspendedWithoutPool(Instant),
 }
 
+/// Whether the client has a connection to the pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum PoolContact {
+    /// It has had one since the lease was granted.
+    #[default]
+    Steady,
+    /// It has had none since this time.
+    LostAt(Instant),
+    /// It has had one again since this time.
+    BackAt(Instant),
+}
+
 /// Where a session is to be, as the pool reports it.
 #[derive(Clone)]
 pub(crate) struct Destination {
@@ -99,6 +120,7 @@ pub(crate) struct Destination {
     pub(crate) interruption: Option<Interruption>,
     /// How long the session waits for the pool's report of where it goes on.
     pub(crate) max_interruption: Duration,
+    pub(crate) pool_contact: PoolContact,
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<UnreachableLeases>,
@@ -124,6 +146,29 @@ impl Destination {
             Some(Interruption::SuspendedWithoutPool(_)) => self.is_interrupted(),
             Some(Interruption::Since(_)) | None => false,
         }
+    }
+
+    /// Returns when the session gives its worker up, if it received something last at `last_received`;
+    /// `None` if it waits for the pool. Only the pool can report where a session goes on that can be
+    /// restored, so such a session gives a pool that is away time to come back.
+    pub(super) fn gives_up_at(
+        &self,
+        now: Instant,
+        last_received: Instant,
+        can_be_restored: bool,
+    ) -> Option<Instant> {
+        if self.is_interrupted() {
+            return None;
+        }
+        if !can_be_restored {
+            return Some(last_received + WORKER_TIMEOUT);
+        }
+        let since = match self.pool_contact {
+            PoolContact::LostAt(at) if now < at + MAX_ABSENCE_OF_POOL => return None,
+            PoolContact::BackAt(at) => at.max(last_received),
+            PoolContact::Steady | PoolContact::LostAt(_) => last_received,
+        };
+        Some(since + RESTORABLE_WORKER_TIMEOUT)
     }
 
     /// Returns until when the session must wait at most; `None` if there is no limit.
@@ -158,5 +203,53 @@ impl UnreachableLeases {
     pub(crate) fn take(&self) -> BTreeSet<LeaseId> {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut leases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn destination(pool_contact: PoolContact) -> Destination {
+        let leased = v1::LeasedDevice {
+            worker: Some(v1::WorkerEndpoint {
+                certificate_sha256: vec![0; 32].into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let dialer = Dialer::new(tensord_transport::TransportChoice::Auto);
+        let target = SessionTarget::new(dialer, &leased, Bytes::new(), 0).unwrap();
+        Destination {
+            target: Arc::new(target),
+            interruption: None,
+            max_interruption: max_interruption(None),
+            pool_contact,
+            lease: LeaseId(1),
+            unreachable: Arc::default(),
+            events: LeaseEvents::default(),
+        }
+    }
+
+    #[test]
+    fn session_that_can_be_restored_waits_for_the_pool() {
+        let received = Instant::now();
+        let after = |seconds: u64| received + Duration::from_secs(seconds);
+        let gives_up_at = |contact, now| destination(contact).gives_up_at(now, received, true);
+        let steady = gives_up_at(PoolContact::Steady, after(1));
+        assert_eq!(steady, Some(after(60)));
+        let lost = PoolContact::LostAt(after(2));
+        assert_eq!(gives_up_at(lost, after(661)), None);
+        assert_eq!(gives_up_at(lost, after(662)), Some(after(60)));
+        let back = PoolContact::BackAt(after(300));
+        assert_eq!(gives_up_at(back, after(301)), Some(after(360)));
+    }
+
+    #[test]
+    fn other_session_does_not_wait_for_the_pool() {
+        let received = Instant::now();
+        let lost = destination(PoolContact::LostAt(received));
+        let until = lost.gives_up_at(received, received, false);
+        assert_eq!(until, Some(received + WORKER_TIMEOUT));
     }
 }

@@ -27,14 +27,6 @@ use crate::lease::LeaseEvent;
 /// How long one attempt to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A worker from which nothing was received for this long is given up. The time starts with
-/// the last frame received, so the error comes within 10 s of the cause.
-const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// The same for a session that can go on in another process or at another worker: the pool has this
-/// time to move the lease. The worker keeps a session without a connection as long.
-const RESTORABLE_WORKER_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// A worker that was not reached for this long is reported to the pool, and then at intervals of
 /// this length.
 const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
@@ -103,11 +95,11 @@ async fn keep_connected(
                 false => return,
             }
         }
-        let until = reach.last_received + worker_timeout(session);
+        let until = gives_up_at(session, &current, &reach);
         let connected = tokio::select! {
             connected = connect(session, &reach.target, track, resume) => connected,
             // A try must not outlast the time in which a worker is given up.
-            () = sleep_until(until), if !is_interrupted => {
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                 Err(ConnectionEnd::Lost("the worker did not answer".into()))
             }
             never = report_unreachable(&current, reach.last_received), if !is_interrupted => match never {},
@@ -143,8 +135,9 @@ async fn keep_connected(
             }
             Err(ended) => ended,
         };
-        let worker_timeout = worker_timeout(session);
-        let is_given_up = !is_interrupted && reach.last_received.elapsed() >= worker_timeout;
+        let now = Instant::now();
+        let current = destination.borrow().clone();
+        let is_given_up = gives_up_at(session, &current, &reach).is_some_and(|at| at <= now);
         let reason = match ended {
             ConnectionEnd::Lost(reason) if !is_given_up && !session.is_over() => {
                 let worker = &reach.target.worker;
@@ -245,12 +238,11 @@ impl Reach {
     }
 }
 
-/// Returns how long nothing may be received from the session's worker.
-fn worker_timeout(session: &Session) -> Duration {
-    match session.can_be_restored() {
-        true => RESTORABLE_WORKER_TIMEOUT,
-        false => WORKER_TIMEOUT,
-    }
+/// Returns when the session gives up what it connects to; `None` if it waits for the pool.
+fn gives_up_at(session: &Session, destination: &Destination, reach: &Reach) -> Option<Instant> {
+    let (now, last_received) = (Instant::now().into(), reach.last_received.into());
+    let at = destination.gives_up_at(now, last_received, session.can_be_restored());
+    at.map(Instant::from)
 }
 
 fn log_connected(
