@@ -46,6 +46,10 @@ id!(
     /// A client's lease request, unique within the client.
     RequestId
 );
+id!(
+    /// A snapshot store, whichever workers have it open. The first worker that opens it makes the id.
+    StoreId
+);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,8 @@
 //! command may drop it: the difference is settled when the peer comes back and reports what
 //! it holds.
 
+use std::collections::BTreeSet;
+
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
@@ -48,6 +50,9 @@ pub enum Command {
         epoch: u64,
         /// The lease's devices.
         devices: Vec<LeasedDevice>,
+        /// The workers of the lease that must load the snapshots of its sessions from their snapshot
+        /// store, as they do not have all in memory.
+        load_stored: BTreeSet<WorkerId>,
     },
     /// Report to its client that the worker of a lease was lost, and the lease waits to go on.
     /// [`Moved`](Self::Moved) or [`LeaseEnded`](Self::LeaseEnded) follows, or the worker is back.
@@ -103,6 +108,13 @@ pub enum Command {
         lease: LeaseId,
         /// The worker whose sessions' snapshots to drop; `None` for all.
         source: Option<Peer>,
+    },
+    /// Have a worker delete what its snapshot store has of leases that have ended.
+    DropStored {
+        /// The recipient.
+        worker: WorkerId,
+        /// The leases.
+        leases: Vec<LeaseId>,
     },
     /// Refuse a request. Ends the request.
     Refused {

@@ -15,11 +15,13 @@
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 
+mod assignment;
 mod clients;
 mod durable;
 mod interruptions;
 mod moves;
 mod records;
+mod stores;
 mod suspension;
 mod workers;
 
@@ -159,6 +161,7 @@ impl Engine {
             epoch: lease.epoch,
             waits: lease.lost().cloned(),
             suspension: self.suspension(lease),
+            is_stored: lease.is_stored(),
             move_to: self.check_move(id),
         })
     }
@@ -224,6 +227,7 @@ impl Engine {
         for keeper in lease.keepers_and_holders() {
             self.drop_snapshots(keeper, id);
         }
+        self.drop_stored(id, &lease);
         if let (Some(owner), Some(reason)) = (lease.owner, reason) {
             self.report_ended(owner, id, reason);
         }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec};
 use crate::time::Timestamp;
@@ -127,6 +127,13 @@ pub enum WorkerEvent {
         /// The leases whose snapshots the worker itself has, and whether it also has room to hold
         /// them for a suspended lease.
         here: BTreeMap<LeaseId, bool>,
+        /// The leases whose snapshots the worker's snapshot store has.
+        in_store: BTreeSet<LeaseId>,
+    },
+    /// The worker's snapshot store has snapshots of leases that the worker does not run.
+    StoredLeases {
+        /// The leases.
+        leases: Vec<LeaseId>,
     },
     /// A process has died in which the worker ran its part of these leases, which have devices of
     /// other workers, too. The worker has snapshots of their sessions here, and keeps these until the
@@ -167,6 +174,8 @@ pub struct Registration {
     pub endpoint: Endpoint,
     /// The worker's devices; a device's index is its position in this list.
     pub devices: Vec<DeviceSpec>,
+    /// The snapshot store that the worker has open.
+    pub store: Option<StoreId>,
 }
 
 /// The address of a worker's data plane, and the certificate whose key the worker proves

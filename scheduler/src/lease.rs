@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
@@ -44,6 +44,12 @@ pub(crate) struct Lease {
     pub(crate) recover_within: Option<Duration>,
     /// Who keeps the snapshots of the sessions on each of the lease's workers.
     pub(crate) keepers: BTreeMap<WorkerId, Keeper>,
+    /// Where else the sessions on each of the lease's workers could go on: the snapshot store that has
+    /// their snapshots, as the worker has reported.
+    pub(crate) stored: BTreeMap<WorkerId, StoredSessions>,
+    /// The workers of the lease that must load the snapshots of its sessions from their store, and have
+    /// not reported them since.
+    pub(crate) load_stored: BTreeSet<WorkerId>,
     /// What each of the lease's own workers has reported of the snapshots of its sessions, on its
     /// current stream.
     pub(crate) kept_at: BTreeMap<WorkerId, KeptHere>,
@@ -99,6 +105,15 @@ pub(crate) struct Keeper {
     pub(crate) is_kept: bool,
 }
 
+/// The snapshot store that has the snapshots from which the sessions on one worker of a lease would go
+/// on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredSessions {
+    pub(crate) store: StoreId,
+    /// What devices must be like for these sessions to go on.
+    pub(crate) requirement: Requirement,
+}
+
 /// What a worker of a lease has of the snapshots of its sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeptHere {
@@ -119,8 +134,11 @@ pub struct SuspendedPart {
     pub devices: usize,
     /// What they must be like.
     pub requirement: Requirement,
-    /// The workers that have the snapshots of these devices' sessions; first the one where they ran.
+    /// The workers that have the snapshots of these devices' sessions in memory; first the one where
+    /// they ran.
     pub holders: Vec<WorkerId>,
+    /// The snapshot store that has them, too.
+    pub store: Option<StoreId>,
 }
 
 /// The reports of a client that it cannot reach the worker of its lease.
@@ -198,10 +216,36 @@ impl Lease {
         self.keepers.get(&self.only_worker()?)
     }
 
-    /// Returns whether the lease could go on elsewhere although its worker is there: the keeper has
-    /// what the client needs, and the client has the rest.
+    /// Returns the snapshot store of a lease that has all its devices on one worker, if a store has the
+    /// snapshots of its sessions.
+    pub(crate) fn only_stored(&self) -> Option<&StoredSessions> {
+        self.stored.get(&self.only_worker()?)
+    }
+
+    /// Returns whether stores have the snapshots of all sessions of the lease.
+    pub(crate) fn is_stored(&self) -> bool {
+        let workers = self.workers();
+        let parts = &self.parts;
+        let has_some = !workers.is_empty() || !parts.is_empty();
+        let mut parts = parts.iter();
+        let mut workers = workers.iter();
+        has_some
+            && parts.all(|part| part.store.is_some())
+            && workers.all(|worker| self.stored.contains_key(worker))
+    }
+
+    /// Returns what devices must be like for a lease to go on elsewhere that has all its devices on one
+    /// worker, if it could.
+    pub(crate) fn requirement_elsewhere(&self) -> Option<Requirement> {
+        let keeper = self.only_keeper().map(|keeper| keeper.requirement);
+        keeper.or_else(|| Some(self.only_stored()?.requirement))
+    }
+
+    /// Returns whether the lease could go on elsewhere although its worker is there: the keeper or a
+    /// store has what the client needs, and the client has the rest.
     pub(crate) fn is_movable(&self) -> bool {
-        self.is_restorable && self.only_keeper().is_some_and(|keeper| keeper.is_kept)
+        let is_kept = self.only_keeper().is_some_and(|keeper| keeper.is_kept);
+        self.is_restorable && (is_kept || self.only_stored().is_some())
     }
 
     /// Returns the lease's devices on each worker, in the order of its ranks.
@@ -267,12 +311,11 @@ impl Lease {
 
     /// Returns whether the lease may go on at `device`: any, unless the lease is lost.
     pub(crate) fn may_resume_at(&self, device: Option<&DeviceSpec>) -> bool {
-        let keeper = self.only_keeper().filter(|_| self.lost().is_some());
-        let accepts_back = |keeper: &Keeper| {
-            let requirement = keeper.requirement;
+        let lost = self.lost().and_then(|_| self.requirement_elsewhere());
+        let accepts_back = |requirement: Requirement| {
             device.is_some_and(|device| requirement.accepts_back(device))
         };
-        keeper.is_none_or(accepts_back)
+        lost.is_none_or(accepts_back)
     }
 
     /// Returns the earlier of the two deadlines.

@@ -39,7 +39,7 @@ pub use event::{
 };
 pub use lease::SuspendedPart;
 pub use options::Options;
-pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason};
-pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding};
+pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason, SnapshotPlaces};
+pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, RecordedStore};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use time::Timestamp;

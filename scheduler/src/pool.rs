@@ -406,12 +406,12 @@ impl Pool {
 
     pub(crate) fn leased_device(&self, granted: GrantedDevice) -> Option<LeasedDevice> {
         let GrantedDevice { device_ref, grant } = granted;
-        let Registration { endpoint, devices } = &self.get(device_ref.worker)?.registration;
+        let registration = &self.get(device_ref.worker)?.registration;
         Some(LeasedDevice {
             device_ref,
             grant,
-            device: devices.get(device_ref.index as usize)?.clone(),
-            worker: endpoint.clone(),
+            device: registration.devices.get(device_ref.index as usize)?.clone(),
+            worker: registration.endpoint.clone(),
         })
     }
 

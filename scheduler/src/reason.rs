@@ -4,7 +4,9 @@
 //! A reason reveals nothing about other tenants: the message for a lease of another tenant
 //! and for a lease that never existed is the same.
 
-use tensord_proto::ids::WorkerId;
+use std::fmt;
+
+use tensord_proto::ids::{StoreId, WorkerId};
 use thiserror::Error;
 
 use crate::device::{Demand, Inventory};
@@ -53,16 +55,14 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
-    /// The worker of a durable lease was lost or has left, and the lease could not go on at the
-    /// worker that has its snapshots.
-    #[error(
-        "{gone}, and no device became free for the lease at worker {keeper}, which has its snapshots"
-    )]
+    /// The worker of a durable lease was lost or has left, and the lease could not go on where its
+    /// snapshots are.
+    #[error("{gone}, and no device became free for the lease at {places}")]
     NotReplaced {
         /// What happened to the worker of the lease.
         gone: Box<EndReason>,
-        /// The name of the worker that has the snapshots.
-        keeper: String,
+        /// Where the snapshots are.
+        places: SnapshotPlaces,
     },
     /// The lease was suspended, and the last worker that had its snapshots was lost or has left.
     #[error("worker {name} ({worker}), which had the snapshots of the suspended lease, is gone")]
@@ -159,6 +159,33 @@ pub enum EndReason {
     Unknown,
 }
 
+/// Where the snapshots of a lease on one worker are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotPlaces {
+    /// In the memory of the worker with this name.
+    Keeper(String),
+    /// In a snapshot store.
+    Store(StoreId),
+    /// In both.
+    Both(String, StoreId),
+}
+
+impl fmt::Display for SnapshotPlaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keeper(name) => write!(f, "worker {name}, which has its snapshots"),
+            Self::Store(store) => write!(
+                f,
+                "a worker with snapshot store {store}, which has its snapshots"
+            ),
+            Self::Both(name, store) => write!(
+                f,
+                "worker {name}, which has its snapshots, or at a worker with snapshot store {store}, which has them, too"
+            ),
+        }
+    }
+}
+
 /// The reason why a lease cannot move to another worker now, or be suspended.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CannotMove {
@@ -216,11 +243,11 @@ pub enum CannotMove {
         /// The name of the keeper.
         keeper: String,
     },
-    /// Too few of the keeper's devices are free.
-    #[error("worker {keeper}, which has its snapshots, has too few free devices")]
+    /// Too few devices are free where its snapshots are.
+    #[error("too few devices are free at {places}")]
     NoFreeDevice {
-        /// The name of the keeper.
-        keeper: String,
+        /// Where the snapshots are.
+        places: SnapshotPlaces,
     },
 }
 

@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use crate::device::Requirement;
 use crate::event::{GrantedDevice, Suspender};
-use crate::lease::{Keeper, Lease, Standing, SuspendedPart};
+use crate::lease::{Keeper, Lease, Standing, StoredSessions, SuspendedPart};
 use crate::reason::EndReason;
 use crate::time::Timestamp;
 
@@ -32,6 +32,8 @@ pub struct LeaseRecord {
     pub devices: Vec<GrantedDevice>,
     /// Who keeps the snapshots of the sessions on each of the lease's workers.
     pub keepers: Vec<RecordedKeeper>,
+    /// Which snapshot store has the snapshots of the sessions on each of the lease's workers.
+    pub stored: Vec<RecordedStore>,
     /// What the lease had on each worker, if it is suspended.
     pub parts: Vec<SuspendedPart>,
 }
@@ -64,6 +66,17 @@ pub struct RecordedKeeper {
     pub is_kept: bool,
 }
 
+/// The snapshot store that has the snapshots of the sessions on one worker of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedStore {
+    /// The worker that runs the sessions.
+    pub source: WorkerId,
+    /// The store.
+    pub store: StoreId,
+    /// What devices must be like for these sessions to go on.
+    pub requirement: Requirement,
+}
+
 /// A change of a lease's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordChange {
@@ -93,7 +106,7 @@ impl LeaseRecord {
     /// Returns the record of a lease, or `None` if the lease needs none.
     pub(crate) fn of(lease: &Lease) -> Option<Self> {
         let owner = lease.owner.filter(|_| lease.is_durable)?;
-        let has_keepers = !lease.keepers.is_empty();
+        let has_keepers = !lease.keepers.is_empty() || !lease.stored.is_empty();
         let is_as_granted = lease.epoch == 0 && !lease.is_suspended();
         if !has_keepers && is_as_granted && lease.recover_within.is_none() {
             return None;
@@ -106,6 +119,11 @@ impl LeaseRecord {
             requirement: keeper.requirement,
             is_kept: keeper.is_kept,
         };
+        let stored = |(&source, it): (&WorkerId, &StoredSessions)| RecordedStore {
+            source,
+            store: it.store,
+            requirement: it.requirement,
+        };
         Some(Self {
             owner,
             epoch: lease.epoch,
@@ -113,6 +131,7 @@ impl LeaseRecord {
             standing: RecordedStanding::of(&lease.standing),
             devices: devices.collect(),
             keepers: lease.keepers.iter().map(keeper).collect(),
+            stored: lease.stored.iter().map(stored).collect(),
             parts: lease.parts.clone(),
         })
     }
@@ -130,6 +149,18 @@ impl LeaseRecord {
             (it.source, keeper)
         };
         lease.keepers = self.keepers.into_iter().map(keeper).collect();
+        let stored = |it: RecordedStore| {
+            let RecordedStore {
+                source,
+                store,
+                requirement,
+            } = it;
+            (source, StoredSessions { store, requirement })
+        };
+        lease.stored = self.stored.into_iter().map(stored).collect();
+        // Its worker may not have got the command to load the snapshots. One that runs the lease ignores
+        // the command.
+        lease.load_stored = lease.stored.keys().copied().collect();
         lease.recover_within = self.recover_within;
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);

@@ -41,6 +41,8 @@ pub struct LeaseSnapshot {
     pub waits: Option<EndReason>,
     /// Set if the lease is suspended.
     pub suspension: Option<SuspensionSnapshot>,
+    /// Whether the lease could go on from a snapshot store, at any workers that have it open.
+    pub is_stored: bool,
     /// The name of the worker to which the lease could move now, or why it cannot.
     pub move_to: Result<String, CannotMove>,
 }

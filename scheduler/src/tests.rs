@@ -19,6 +19,7 @@ mod queue;
 mod records;
 mod restart;
 mod several_workers;
+mod stores;
 mod suspension;
 mod workers;
 mod world;
@@ -27,13 +28,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
 
 use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
     EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages,
-    Peer, RefuseReason, Registration, StreamId, Suspender, Timestamp, WorkerEvent,
+    Peer, RefuseReason, Registration, SnapshotPlaces, StreamId, Suspender, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -102,7 +103,8 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
             | Command::Suspended { .. }
             | Command::HoldSnapshots { .. }
             | Command::KeepSnapshots { .. }
-            | Command::DropSnapshots { .. } => {}
+            | Command::DropSnapshots { .. }
+            | Command::DropStored { .. } => {}
         }
     }
     commands
@@ -225,6 +227,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
     let registration = Registration {
         endpoint: endpoint(id),
         devices: devices.to_vec(),
+        store: None,
     };
     let held = held.iter().map(|&(lease, index)| HeldDevice {
         lease: LeaseId(lease),

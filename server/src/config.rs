@@ -114,6 +114,8 @@ pub(crate) struct NodeConfig {
     pub(crate) cache_bytes: u64,
     /// See [`WorkerOptions::snapshot_bytes`](tensord_worker::WorkerOptions::snapshot_bytes).
     pub(crate) snapshot_bytes: Option<u64>,
+    /// The directory that keeps snapshots, too.
+    pub(crate) snapshot_store: Option<PathBuf>,
     /// How long a rank of a collective may keep the others waiting.
     pub(crate) collective_timeout: Duration,
     /// How long an op may run before its device is out of service.

@@ -27,6 +27,11 @@ impl Administrator {
     pub fn of(cluster: &Cluster) -> Self {
         let state = cluster.path("state").into_os_string();
         let state = state.into_string().expect("temporary paths are text");
+        Self::with_state(state)
+    }
+
+    /// Returns the administrator of the pool whose scheduler has this state directory.
+    pub fn with_state(state: String) -> Self {
         Self { state }
     }
 

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use tensord_proto::{
-    ids::LeaseId,
+    ids::{LeaseId, StoreId},
     v1::{
         DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
         LeaseGranted, OutOfService, SendSnapshots,
@@ -56,6 +56,25 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     fn kept_leases(&self) -> Vec<KeptLease> {
         Vec::new()
     }
+
+    /// Returns the leases that could go on now from this worker's snapshot store.
+    fn leases_in_store(&self) -> Vec<LeaseId> {
+        Vec::new()
+    }
+
+    /// Returns the id of this worker's snapshot store, if it has one.
+    fn store_id(&self) -> Option<StoreId> {
+        None
+    }
+
+    /// Removes and returns leases that the snapshot store was found to have snapshots of, and that do not
+    /// run here.
+    fn take_stored_leases(&self) -> Vec<LeaseId> {
+        Vec::new()
+    }
+
+    /// Deletes what the snapshot store has of leases that are over.
+    fn drop_stored(&self, _leases: Vec<LeaseId>) {}
 
     /// Returns the leases with devices of other workers whose process here has died, and that could
     /// go on from snapshots.

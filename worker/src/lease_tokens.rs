@@ -54,6 +54,15 @@ impl LeaseTokens {
         })
     }
 
+    /// Returns the position of this worker among those of a lease, in the order of its ranks.
+    pub(crate) fn part_here(&self, claims: &LeaseClaims) -> u32 {
+        let mut workers: Vec<_> = claims.shares.iter().map(|share| share.worker_id).collect();
+        // Devices of one worker are next to each other.
+        workers.dedup();
+        let part = workers.iter().position(|id| *id == self.worker_id.0);
+        part.map_or(0, |part| part as u32)
+    }
+
     /// Verifies the token of `open`. Returns the claim to the requested device, and all
     /// claims of the token.
     pub(crate) fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {

@@ -74,4 +74,6 @@ pub use self::{
     worker::Worker,
 };
 #[cfg(target_os = "linux")]
-pub use self::{lease_process::run_lease_process, options::ProcessProgram};
+pub use self::{
+    lease_process::run_lease_process, options::ProcessProgram, supervisor::OpenStoreError,
+};

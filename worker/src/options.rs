@@ -40,6 +40,10 @@ pub struct WorkerOptions {
     /// has died; 0 keeps none. They are divided among the CPU devices. Only leases with processes
     /// of their own have snapshots. `None`: a sixteenth of the host's memory.
     pub snapshot_bytes: Option<u64>,
+    /// Directory in which snapshots are kept, too, so that a lease can go on when this worker starts
+    /// again, or at another worker that has the same directory. Made if it is missing. Only leases
+    /// with processes of their own have snapshots. `None`: memory only.
+    pub snapshot_store: Option<PathBuf>,
     /// How long a rank of a collective may keep the others waiting.
     pub collective_timeout: Duration,
     /// How long an op may take, including the wait for its inputs. A session whose op takes
@@ -80,6 +84,7 @@ impl WorkerOptions {
             memory_bytes: None,
             cache_bytes: 0,
             snapshot_bytes: None,
+            snapshot_store: None,
             collective_timeout: Self::COLLECTIVE_TIMEOUT,
             op_timeout: Self::OP_TIMEOUT,
             bucket_bytes: None,

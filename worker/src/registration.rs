@@ -12,7 +12,7 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, Released,
-        WorkerCommand, WorkerMessage, worker_command, worker_message::Body,
+        StoredLeases, WorkerCommand, WorkerMessage, worker_command, worker_message::Body,
         workers_client::WorkersClient,
     },
     version,
@@ -257,6 +257,10 @@ impl Registration {
             worker_command::Body::HoldSnapshots(command) => {
                 self.host.hold_snapshots(LeaseId(command.lease_id));
             }
+            worker_command::Body::DropStored(command) => {
+                let leases = command.lease_ids.into_iter().map(LeaseId);
+                self.host.drop_stored(leases.collect());
+            }
             worker_command::Body::Time(time) => self.host.set_time(time.time_ms),
             worker_command::Body::Registered(_) => {}
         }
@@ -269,6 +273,7 @@ impl Registration {
             out_of_service: self.host.out_of_service(),
             kept: self.host.kept_leases(),
             interrupted: self.host.interrupted_leases(),
+            in_store: self.host.leases_in_store().iter().map(|it| it.0).collect(),
         }
     }
 
@@ -286,7 +291,13 @@ impl Registration {
                 busy_devices: self.host.unreleased_devices(lease),
             })
         });
-        for body in std::iter::once(Body::Heartbeat(self.heartbeat())).chain(released) {
+        let stored = self.host.take_stored_leases();
+        let stored = (!stored.is_empty()).then(|| {
+            let lease_ids = stored.iter().map(|it| it.0).collect();
+            Body::StoredLeases(StoredLeases { lease_ids })
+        });
+        let heartbeat = std::iter::once(Body::Heartbeat(self.heartbeat()));
+        for body in heartbeat.chain(released).chain(stored) {
             let sent = timeout(SCHEDULER_TIMEOUT, messages.send(message(body))).await;
             if !matches!(sent, Ok(Ok(()))) {
                 return Err(RegistrationEnd::Lost(format!(
@@ -365,6 +376,7 @@ impl Registration {
             suspended_leases: self.host.suspended_leases().iter().map(|it| it.0).collect(),
             out_of_service: self.host.out_of_service(),
             leaving,
+            store_id: self.host.store_id().map_or(0, |store| store.0),
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Starts what runs the leases of a worker: this process, or one process for each lease.
 
-#[cfg(target_os = "linux")]
-use std::path::Path;
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,6 +52,10 @@ pub enum StartError {
     /// No process could be started for the leases, or it failed.
     #[error("cannot start a process for leases: {0}")]
     Process(String),
+    /// The snapshot store cannot be opened.
+    #[cfg(target_os = "linux")]
+    #[error(transparent)]
+    Store(#[from] supervisor::OpenStoreError),
     /// None of the selected devices is available.
     #[error("{}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoDevice {
@@ -76,6 +79,9 @@ pub(crate) async fn start_in_this_process(
     worker_id: WorkerId,
 ) -> Result<StartedHost, StartError> {
     let listener = Listener::bind(options.listen, &options.identity).await?;
+    if let Some(location) = &options.snapshot_store {
+        warn_of_unused_store(location, "leases without processes of their own have none");
+    }
     let opened = open_devices(options).await?;
     let devices = opened.iter().map(|opened| opened.found.description());
     let devices = devices.collect();
@@ -121,7 +127,7 @@ pub(crate) async fn start_in_processes(
     worker_id: WorkerId,
     program: ProcessProgram,
 ) -> Result<StartedHost, StartError> {
-    let hidden = program.hidden.iter();
+    let hidden = program.hidden.iter().chain(&options.snapshot_store);
     let hidden = hidden.map(|path| path_to_bytes(path)).collect();
     let described = supervisor::describe(program, &options.devices, options.memory_bytes).await?;
     log_devices(&described.found, &described.missing);
@@ -141,6 +147,14 @@ pub(crate) async fn start_in_processes(
         snapshot_bytes: snapshot_bytes(options.snapshot_bytes, &described.found),
     };
 
+    let store = match &options.snapshot_store {
+        Some(location) if process_settings.snapshot_bytes == 0 => {
+            warn_of_unused_store(location, "this worker has no memory for snapshots");
+            None
+        }
+        Some(location) => Some(supervisor::SnapshotStore::open(location).await?),
+        None => None,
+    };
     let settings = supervisor::SupervisorSettings {
         worker_id,
         worker_name: options.name.clone(),
@@ -149,6 +163,7 @@ pub(crate) async fn start_in_processes(
         hidden,
         cache_bytes: options.cache_bytes / 2,
         kept_for_others_bytes: total_snapshot_bytes(options.snapshot_bytes) / 2,
+        store,
     };
     let (supervisor, run) = supervisor::Supervisor::new(described, settings);
     let listener =
@@ -165,6 +180,10 @@ pub(crate) async fn start_in_processes(
         tasks,
         lost,
     })
+}
+
+fn warn_of_unused_store(location: &Path, why: &str) {
+    warn!("no snapshots are kept in {}: {why}", location.display());
 }
 
 #[cfg(target_os = "linux")]

@@ -10,10 +10,13 @@
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
 //! - `turns` decides which process may use a device that several leases share.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
-//! - `snapshots` has the snapshots of this worker's sessions; `keeper_link` sends them to the
-//!   lease's keeper, by way of `copy_queue`. `pending_marks` decides when a mark counts as kept
-//!   there, and `copy_progress` whether the lease could go on there.
-//!   `keeper` has the snapshots that other workers send to this one.
+//! - `snapshots` has the snapshots of this worker's sessions. `snapshot_copies` has them copied, by
+//!   way of a `copy_queue` each: `keeper_link` sends them to the lease's keeper, `store_link` writes
+//!   them to the `snapshot_store`. `pending_marks` decides when a mark counts as kept there, and
+//!   `copy_progress` whether the lease could go on there.
+//! - `stored_leases` loads leases from the snapshot store, and deletes the snapshots of leases that have
+//!   ended.
+//! - `keeper` has the snapshots that other workers send to this one.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
@@ -37,8 +40,12 @@ mod process_run;
 mod recent_deaths;
 mod restarts;
 mod running;
+mod snapshot_copies;
+mod snapshot_store;
 pub(crate) mod snapshots;
 mod spares;
+mod store_link;
+mod stored_leases;
 mod table;
 mod turns;
 mod unrouted;
@@ -66,8 +73,10 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+pub use self::snapshot_store::OpenStoreError;
 pub(crate) use self::{
     describe::{Described, describe},
+    snapshot_store::SnapshotStore,
     table::END_TIMEOUT,
 };
 use self::{
@@ -78,6 +87,7 @@ use self::{
     restarts::Restarts,
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
+    stored_leases::StoredLeases,
     table::{Action, LeaseTable, Route},
     turns::{TurnAction, Turns},
 };
@@ -123,6 +133,7 @@ pub(crate) struct SupervisorSettings {
     pub(crate) cache_bytes: u64,
     /// Bytes of memory for snapshots of other workers' leases.
     pub(crate) kept_for_others_bytes: u64,
+    pub(crate) store: Option<SnapshotStore>,
 }
 
 /// Runs the leases of a worker in processes. Most fields are parts that the module lists, each with
@@ -143,6 +154,7 @@ pub(crate) struct Supervisor {
     interrupted: Mutex<HashMap<LeaseId, String>>,
     /// The deaths of processes of leases that have none here now, and may go on here.
     restarts: Mutex<HashMap<LeaseId, Restarts>>,
+    stored_leases: Mutex<StoredLeases>,
     lease_tokens: LeaseTokens,
     scheduler: Mutex<SchedulerView>,
     /// Work for [`run`](Self::run).
@@ -163,10 +175,14 @@ struct SchedulerView {
     time_ms: Option<(u64, Instant)>,
 }
 
-/// Work that takes time. There is one for each lease and each device at most.
+/// Work that takes time.
 enum Job {
     RunLease(LeaseId, Box<LeaseQueues>),
     Probe(u32),
+    /// Find out of which leases the snapshot store has snapshots.
+    ListStored,
+    /// Delete what the snapshot store has of these leases.
+    DropStored(Vec<LeaseId>),
 }
 
 impl Supervisor {
@@ -200,6 +216,7 @@ impl Supervisor {
             kept_for_others: Mutex::new(KeptForOthers::new(kept_for_others)),
             interrupted: Mutex::default(),
             restarts: Mutex::default(),
+            stored_leases: Mutex::default(),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
             jobs,
@@ -238,6 +255,7 @@ impl Supervisor {
                     self.update(|table, now| table.tick(now));
                     self.update_turns(|turns, now| turns.tick(now));
                     lock(&self.kept_for_others).expire(Instant::now());
+                    self.list_stored_if_due();
                     continue;
                 }
                 () = &mut refill => continue,
@@ -248,6 +266,12 @@ impl Supervisor {
                 }
                 Some(Job::Probe(device)) => {
                     running.spawn(self.clone().probe(device));
+                }
+                Some(Job::ListStored) => {
+                    running.spawn(self.clone().list_stored());
+                }
+                Some(Job::DropStored(leases)) => {
+                    running.spawn(self.clone().delete_stored(leases));
                 }
                 None => return,
             }
@@ -287,7 +311,10 @@ impl Supervisor {
             Action::Forget(lease) => {
                 lock(&self.interrupted).remove(&lease);
                 self.put_snapshots_away(lease);
-                drop(lock(&self.leases).remove(&lease));
+                let forgotten = lock(&self.leases).remove(&lease);
+                if forgotten.is_some_and(|lease| lease.is_over) {
+                    self.queue(Job::DropStored(vec![lease]));
+                }
             }
             Action::Released(lease) => {
                 lock(&self.released).push(lease);
@@ -421,6 +448,7 @@ impl Supervisor {
             hidden,
             cache_bytes: _,
             kept_for_others_bytes: _,
+            store: _,
         } = &self.settings;
         let issued = identity.issue_for_lease(LeaseId(granted.lease_id));
         let issued = issued.map_err(|e| e.to_string())?;

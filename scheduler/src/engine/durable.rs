@@ -25,14 +25,14 @@ const KEEPER_SILENCE: Duration = Duration::from_secs(2);
 const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Ends the leases that waited to move to a worker that is lost now, and lets others find
-    /// another keeper.
+    /// Ends the leases that waited to move to a worker that is lost now, unless a store has their
+    /// snapshots, too, and lets others find another keeper.
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
             let keepers = lease.keepers.len();
             lease.keepers.retain(|_, keeper| keeper.worker != worker);
-            if lease.keepers.len() < keepers {
+            if lease.keepers.len() < keepers && lease.only_stored().is_none() {
                 over.extend(lease.lost().map(|lost| (id, lost.clone())));
             }
         }

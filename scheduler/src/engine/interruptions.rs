@@ -10,6 +10,7 @@ use std::time::Duration;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
+use super::assignment::assign;
 use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
 use crate::reason::{CannotMove, EndReason};
 
@@ -145,22 +146,20 @@ impl Engine {
         let Ok(parts) = self.suspended_parts(lease, true) else {
             return false;
         };
-        let mut taken = Vec::new();
-        parts.iter().all(|part| {
-            let mut holders = part.holders.iter();
-            let chosen = holders.find(|holder| {
+        let candidates = parts.iter().map(|part| {
+            let mut holders = self.holders_and_loaders(part);
+            holders.retain(|holder| {
                 let (requirement, count) = (&part.requirement, part.devices);
                 let has_free = || {
-                    self.pool
-                        .free_equal(**holder, id, requirement, count)
-                        .is_some()
+                    let free = self.pool.free_equal(*holder, id, requirement, count);
+                    free.is_some()
                 };
-                let stays = **holder == part.source && self.pool.is_connected(**holder);
-                !taken.contains(*holder) && (stays || **holder != part.source && has_free())
+                let stays = *holder == part.source && self.pool.is_connected(*holder);
+                stays || *holder != part.source && has_free()
             });
-            taken.extend(chosen);
-            chosen.is_some()
-        })
+            holders
+        });
+        assign(&candidates.collect::<Vec<_>>()).is_some()
     }
 
     /// Returns whether a worker has not released a lease on several workers yet, and could hold a part

@@ -1,21 +1,23 @@
 //! The moves of durable leases to their keepers.
 //!
-//! While the worker of a durable lease is lost, the lease waits for free devices of its keeper, or for
-//! its worker to come back, until a deadline. A lease also moves if its worker is about to stop,
+//! While the worker of a durable lease is lost, the lease waits for free devices of its keeper or of a
+//! worker with its snapshot store, or for its worker to come back, until a deadline. A lease also moves if its worker is about to stop,
 //! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
 //! its client is attached, as nobody else could open its sessions again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use super::Engine;
+use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
-use crate::lease::{Keeper, KeptHere, Lease, Standing, SuspendedPart, Unreachable};
-use crate::reason::{CannotMove, EndReason};
+use crate::lease::{KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
+use crate::pool::Worker;
+use crate::reason::{CannotMove, EndReason, SnapshotPlaces};
 
 /// A part of a lease that is to go on elsewhere.
 struct Place {
@@ -23,13 +25,33 @@ struct Place {
     devices: usize,
     /// What they must be like.
     requirement: Requirement,
-    /// The workers that have the snapshots of its sessions, and could start the lease now.
-    workers: Vec<WorkerId>,
+    /// The workers that have the snapshots of its sessions, and could start the lease now, the best
+    /// first.
+    workers: Vec<Candidate>,
+    /// The snapshot store that has the snapshots, too.
+    store: Option<StoreId>,
+}
+
+/// A worker at which a part of a lease could go on.
+#[derive(Clone, Copy)]
+struct Candidate {
+    worker: WorkerId,
+    /// Whether the worker would have to load the snapshots from its store.
+    loads: bool,
+}
+
+/// Where a lease could go on now.
+struct Elsewhere {
+    devices: Vec<DeviceRef>,
+    /// The workers that would have to load snapshots from their store.
+    load_stored: BTreeSet<WorkerId>,
+    /// The workers whose store has the snapshots.
+    stored: BTreeMap<WorkerId, StoredSessions>,
 }
 
 impl Engine {
     /// Returns whether a lease goes on although a worker of it is gone, for `reason`. It then has
-    /// until the recovery timeout to go on at its keepers.
+    /// until the recovery timeout to go on where its snapshots are.
     pub(super) fn outlives_worker(&mut self, id: LeaseId, reason: &EndReason) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
@@ -37,17 +59,12 @@ impl Engine {
         if lease.only_worker().is_none() {
             return self.suspend_for(id, reason.clone()).is_ok();
         }
-        let Some(keeper) = lease.only_keeper().map(|keeper| keeper.worker) else {
+        let Some(places) = self.snapshot_places(lease) else {
             return false;
-        };
-        let keeper = match self.pool.get(keeper) {
-            Some(known) => known.name().to_owned(),
-            None if self.may_yet_join(keeper) => format!("{keeper}, which has yet to join"),
-            None => return false,
         };
         let lost = EndReason::NotReplaced {
             gone: Box::new(reason.clone()),
-            keeper,
+            places,
         };
         if let Some(lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
@@ -77,6 +94,8 @@ impl Engine {
         lease.unreachable = Some(unreachable);
         let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
         let is_down = !self.pool.is_connected(worker);
+        // Its worker may be loading snapshots, and would be reached after that.
+        let for_long = for_long && lease.load_stored.is_empty();
         // Without the snapshots, the lease could only go on where it is, if the worker comes back.
         if lease.is_movable() && (is_down || for_long) {
             self.try_move(id);
@@ -166,22 +185,32 @@ impl Engine {
 
     /// Returns the parts of a lease that are to go on elsewhere, each on the devices of one worker.
     fn places(&self, id: LeaseId, lease: &Lease) -> Vec<Place> {
-        // A worker could not start the lease before it has released it.
-        let is_there = |worker: &WorkerId| !self.pool.is_ending(*worker, id);
         match lease.standing {
             Standing::Running | Standing::Lost(_) => {
-                let place = |keeper: &Keeper| Place {
-                    devices: lease.lease_devices.len(),
-                    requirement: keeper.requirement,
-                    workers: Some(keeper.worker).into_iter().filter(is_there).collect(),
+                let Some(requirement) = lease.requirement_elsewhere() else {
+                    return Vec::new();
                 };
-                lease.only_keeper().map(place).into_iter().collect()
+                let keeper = lease.only_keeper();
+                let store = lease.only_stored().map(|stored| stored.store);
+                let complete = keeper.filter(|keeper| keeper.is_kept || store.is_none());
+                let in_memory: Vec<_> = complete.iter().map(|keeper| keeper.worker).collect();
+                let mut workers = self.candidates(id, &in_memory, store);
+                // The lease is to leave its worker.
+                workers.retain(|it| Some(it.worker) != lease.only_worker());
+                let devices = lease.lease_devices.len();
+                vec![Place {
+                    devices,
+                    requirement,
+                    workers,
+                    store,
+                }]
             }
             Standing::Resuming { .. } => {
                 let place = |part: &SuspendedPart| Place {
                     devices: part.devices,
                     requirement: part.requirement,
-                    workers: part.holders.iter().copied().filter(is_there).collect(),
+                    workers: self.candidates(id, &part.holders, part.store),
+                    store: part.store,
                 };
                 lease.parts.iter().map(place).collect()
             }
@@ -189,24 +218,60 @@ impl Engine {
         }
     }
 
+    /// Returns the workers at which a part of a lease could start: those that have its snapshots in
+    /// memory, and then those that have its store open.
+    fn candidates(
+        &self,
+        id: LeaseId,
+        in_memory: &[WorkerId],
+        store: Option<StoreId>,
+    ) -> Vec<Candidate> {
+        let loading = self.workers_with_store(store);
+        let loading = loading.filter(|worker| !in_memory.contains(worker));
+        let in_memory = in_memory.iter().map(|&worker| (worker, false));
+        let all = in_memory.chain(loading.map(|worker| (worker, true)));
+        let all = all.map(|(worker, loads)| Candidate { worker, loads });
+        // A worker could not start the lease before it has released it.
+        all.filter(|it| !self.pool.is_ending(it.worker, id))
+            .collect()
+    }
+
     /// Returns free devices on which a lease could go on elsewhere.
-    fn free_elsewhere(&self, id: LeaseId, lease: &Lease) -> Option<Vec<DeviceRef>> {
+    fn free_elsewhere(&self, id: LeaseId, lease: &Lease) -> Option<Elsewhere> {
         if self.has_old_process(id, lease) {
             return None;
         }
-        let mut devices = Vec::new();
-        for place in self.places(id, lease) {
-            // Devices of two workers must not come together on one.
-            let is_taken =
-                |worker: &&WorkerId| devices.iter().any(|it: &DeviceRef| it.worker == **worker);
-            let mut workers = place.workers.iter().filter(|worker| !is_taken(worker));
-            let free = workers.find_map(|worker| {
-                let count = place.devices;
-                self.pool.free_equal(*worker, id, &place.requirement, count)
-            });
-            devices.extend(free?);
+        let mut elsewhere = Elsewhere {
+            devices: Vec::new(),
+            load_stored: BTreeSet::new(),
+            stored: BTreeMap::new(),
+        };
+        let places = self.places(id, lease);
+        let free = |place: &Place, worker: WorkerId| {
+            self.pool
+                .free_equal(worker, id, &place.requirement, place.devices)
+        };
+        let candidates = places.iter().map(|place| {
+            let workers = place.workers.iter().map(|candidate| candidate.worker);
+            workers
+                .filter(|worker| free(place, *worker).is_some())
+                .collect()
+        });
+        // Devices of two workers must not come together on one.
+        let workers = assign(&candidates.collect::<Vec<_>>())?;
+        for (place, worker) in places.iter().zip(workers) {
+            elsewhere.devices.extend(free(place, worker)?);
+            let mut chosen = place.workers.iter().filter(|it| it.worker == worker);
+            let loads = chosen.any(|candidate| candidate.loads);
+            elsewhere.load_stored.extend(loads.then_some(worker));
+            let has_store = self.pool.get(worker).and_then(Worker::store) == place.store;
+            if let Some(store) = place.store.filter(|_| has_store) {
+                let requirement = place.requirement;
+                let stored = StoredSessions { store, requirement };
+                elsewhere.stored.insert(worker, stored);
+            }
         }
-        (!devices.is_empty()).then_some(devices)
+        (!elsewhere.devices.is_empty()).then_some(elsewhere)
     }
 
     /// Holds back the free devices for which a lease without devices waits.
@@ -214,13 +279,20 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
+        let mut held = BTreeSet::new();
         for place in self.places(id, lease) {
-            let workers = place.workers.iter();
-            let free = workers.map(|worker| {
-                let count = place.devices;
-                self.pool.fitting(*worker, id, &place.requirement, count)
-            });
-            if let Some(most) = free.max_by_key(Vec::len) {
+            let workers = place.workers.iter().map(|candidate| candidate.worker);
+            let free = workers
+                .filter(|worker| !held.contains(worker))
+                .map(|worker| {
+                    let count = place.devices;
+                    (
+                        worker,
+                        self.pool.fitting(worker, id, &place.requirement, count),
+                    )
+                });
+            if let Some((worker, most)) = free.max_by_key(|(_, free)| free.len()) {
+                held.insert(worker);
                 self.pool.hold_back(id, most);
             }
         }
@@ -282,32 +354,42 @@ impl Engine {
     pub fn check_move(&self, id: LeaseId) -> Result<String, CannotMove> {
         let lease = self.check_movable(id)?;
         lease.only_worker().ok_or(CannotMove::SeveralWorkers)?;
-        let keeper = lease.only_keeper().ok_or(CannotMove::NoKeeper)?;
-        let known = self.pool.get(keeper.worker).ok_or(CannotMove::NoKeeper)?;
-        let name = known.name().to_owned();
+        let places = self.snapshot_places(lease).ok_or(CannotMove::NoKeeper)?;
         if lease.lost().is_none() && !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        if !keeper.is_kept && lease.lost().is_none() {
-            return Err(CannotMove::NoSnapshots { keeper: name });
+        let is_kept = lease.only_keeper().is_some_and(|keeper| keeper.is_kept);
+        if let SnapshotPlaces::Keeper(keeper) = &places
+            && !is_kept
+            && lease.lost().is_none()
+        {
+            let keeper = keeper.clone();
+            return Err(CannotMove::NoSnapshots { keeper });
         }
-        match self.free_elsewhere(id, lease) {
-            Some(_) => Ok(name),
-            None => Err(CannotMove::NoFreeDevice { keeper: name }),
+        let elsewhere = self.free_elsewhere(id, lease);
+        let first = elsewhere.and_then(|it| self.pool.get(it.devices.first()?.worker));
+        match first {
+            Some(worker) => Ok(worker.name().to_owned()),
+            None => Err(CannotMove::NoFreeDevice { places }),
         }
     }
 
-    /// Moves a lease to its keeper, or to one of its holders if it was resumed. Returns `false` if these
-    /// have too few free devices, or the client of the lease is away.
+    /// Moves a lease to its keeper or to a worker with its store, or to one of its holders if it was
+    /// resumed. Returns `false` if these have too few free devices, or the client of the lease is away.
     pub(super) fn try_move(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
         let is_attached = self.attached_owner(id).is_some();
         let free = self.free_elsewhere(id, lease).filter(|_| is_attached);
-        let Some(devices) = free else {
+        let Some(elsewhere) = free else {
             return false;
         };
+        let Elsewhere {
+            devices,
+            load_stored,
+            stored,
+        } = elsewhere;
         let old_grants = lease.grants();
         self.end_grants(id, old_grants);
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
@@ -324,12 +406,14 @@ impl Engine {
             lease.standing = Standing::Running;
             (lease.rejoin_by, lease.unreachable) = (None, None);
             lease.interrupted_at = None;
-            lease.keepers.clear();
+            let keepers = mem::take(&mut lease.keepers);
+            let keepers = keepers.values().map(|keeper| keeper.worker);
+            let unused: BTreeSet<_> = keepers.chain(lease.holders()).collect();
             lease.kept_at.clear();
-            let holders = lease.holders();
+            (lease.load_stored, lease.stored) = (load_stored, stored);
             let parts = mem::take(&mut lease.parts);
-            for holder in holders.difference(&workers) {
-                self.drop_snapshots(*holder, id);
+            for worker in unused.difference(&workers) {
+                self.drop_snapshots(*worker, id);
             }
             self.drop_other_parts(id, &parts, &places);
         }
@@ -352,6 +436,7 @@ impl Engine {
         let device =
             |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
         let devices = lease.lease_devices.iter().map(device);
+        let load_stored = lease.load_stored.clone();
         if let Some(devices) = devices.collect() {
             if let Some(lease) = self.leases.get_mut(id) {
                 lease.is_move_unreported = false;
@@ -361,6 +446,7 @@ impl Engine {
                 lease: id,
                 epoch,
                 devices,
+                load_stored,
             });
         }
     }

@@ -3,7 +3,7 @@
 //! administrator has suspended.
 //!
 //! The snapshots of a suspended lease are at its *holders*: the worker that ran it, and its keeper, as
-//! far as these have them and stay. Once the lease is resumed, it goes on at a holder as soon as that
+//! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease is resumed, it goes on at a holder as soon as that
 //! has free devices, before any request of the queue. It ends if its last holder is lost, or if its
 //! client is away for longer than other leases outlive their client.
 //!
@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
+use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, Suspender};
@@ -114,7 +115,8 @@ impl Engine {
             let keeper = lease.keepers.get(&source);
             let devices = here.iter().filter_map(|it| self.pool.device(*it));
             // The devices of a worker that is lost are not known any more.
-            let requirement = keeper.map(|keeper| keeper.requirement);
+            let stored = lease.stored.get(&source).map(|stored| stored.requirement);
+            let requirement = keeper.map(|keeper| keeper.requirement).or(stored);
             let requirement = requirement.or_else(|| Requirement::of(devices));
             let requirement = requirement.ok_or(CannotMove::NotExact)?;
             let is_kept = match (lease.kept_at.get(&source), soon) {
@@ -129,6 +131,7 @@ impl Engine {
                 devices: here.len(),
                 requirement,
                 holders: holders.filter(|worker| stays(*worker)).collect(),
+                store: lease.stored.get(&source).map(|stored| stored.store),
             })
         };
         let parts = lease.devices_by_worker().into_iter().map(part);
@@ -174,6 +177,7 @@ impl Engine {
         lease.lease_devices.clear();
         lease.kept_at.clear();
         lease.keepers.clear();
+        lease.stored.clear();
         (lease.rejoin_by, lease.unreachable) = (None, None);
         lease.parts = parts;
         lease.set_standing(standing);
@@ -230,16 +234,26 @@ impl Engine {
         })
     }
 
-    /// Returns the names of the workers that have the snapshots of a suspended lease; of a lease of
-    /// several parts, the one where each part is likely to go on.
+    /// Returns the workers at which a part of a suspended lease can go on: those that have its snapshots
+    /// in memory, and then those that have its store open.
+    pub(super) fn holders_and_loaders(&self, part: &SuspendedPart) -> Vec<WorkerId> {
+        let loading = self.workers_with_store(part.store);
+        let loading = loading.filter(|worker| !part.holders.contains(worker));
+        part.holders.iter().copied().chain(loading).collect()
+    }
+
+    /// Returns the names of the workers that have the snapshots of a suspended lease, in memory or in
+    /// their store; of a lease of several parts, the one where each part is likely to go on. A part that
+    /// only a store has, which no worker has open now, is named by the store.
     pub(super) fn holder_names(&self, lease: &Lease) -> Vec<String> {
         let mut holders = Vec::new();
         if let [part] = &lease.parts[..] {
-            holders.clone_from(&part.holders);
+            holders = self.holders_and_loaders(part);
         } else {
             for part in &lease.parts {
-                let is_free = |holder: &&WorkerId| !holders.contains(*holder);
-                let mut free: Vec<_> = part.holders.iter().filter(is_free).copied().collect();
+                let is_free = |holder: &WorkerId| !holders.contains(holder);
+                let free = self.holders_and_loaders(part).into_iter();
+                let mut free: Vec<_> = free.filter(is_free).collect();
                 // Stable, so that the part's own worker stays first.
                 free.sort_by_key(|holder| !self.pool.is_connected(*holder));
                 holders.extend(free.first());
@@ -248,7 +262,15 @@ impl Engine {
         let known = holders
             .into_iter()
             .filter_map(|worker| self.pool.get(worker));
-        known.map(|worker| worker.name().to_owned()).collect()
+        let mut names: Vec<_> = known.map(|worker| worker.name().to_owned()).collect();
+        let stores = lease.parts.iter().filter(|part| part.holders.is_empty());
+        let stores = stores.filter_map(|part| part.store);
+        for store in stores.collect::<BTreeSet<_>>() {
+            if self.workers_with_store(Some(store)).next().is_none() {
+                names.push(format!("a worker with snapshot store {store}"));
+            }
+        }
+        names
     }
 
     /// Reports to the client of a suspended lease that the lease waits, until it is resumed or, if it
@@ -312,13 +334,11 @@ impl Engine {
     }
 }
 
-/// Returns whether the parts of a lease have holders on which they could go on at the same time. Devices
-/// of two workers must not come together on one. The first holder of a part is its own worker, if
-/// that is one, and no holder of another part.
+/// Returns whether the parts of a lease have holders on which they could go on at the same time, or are
+/// in a store. Devices of two workers must not come together on one.
 fn can_be_placed(parts: &[SuspendedPart]) -> bool {
-    let mut taken = BTreeSet::new();
-    parts.iter().all(|part| {
-        let mut holders = part.holders.iter();
-        holders.any(|holder| taken.insert(*holder))
-    })
+    // Workers with the store may join.
+    let in_memory = parts.iter().filter(|part| part.store.is_none());
+    let holders = in_memory.map(|part| part.holders.clone());
+    assign(&holders.collect::<Vec<_>>()).is_some()
 }

@@ -37,9 +37,15 @@ impl Engine {
             // An event from a stream that was replaced.
             _ if !self.pool.is_current_stream(worker, stream) => {}
             WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
-            WorkerEvent::SnapshotsKept { at_keepers, here } => {
+            WorkerEvent::SnapshotsKept {
+                at_keepers,
+                here,
+                in_store,
+            } => {
                 self.set_kept(worker, &at_keepers, &here);
+                self.set_stored(worker, &here, &in_store);
             }
+            WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),
             WorkerEvent::Interrupted { leases } => self.on_interrupted(worker, leases),
             WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
             WorkerEvent::OutOfService { devices } => {

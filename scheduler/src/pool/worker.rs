@@ -6,7 +6,7 @@ use std::mem;
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{LeaseId, WorkerId};
+use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec};
 use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
@@ -69,6 +69,11 @@ impl Worker {
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.registration.endpoint
+    }
+
+    /// Returns the snapshot store that the worker has open.
+    pub(crate) fn store(&self) -> Option<StoreId> {
+        self.registration.store
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
@@ -212,7 +217,9 @@ impl Worker {
     }
 
     pub(super) fn snapshot(&self, worker: WorkerId) -> WorkerSnapshot {
-        let Registration { endpoint, devices } = &self.registration;
+        let Registration {
+            endpoint, devices, ..
+        } = &self.registration;
         let device =
             |(index, (device, lease)): (u32, (&DeviceSpec, &Option<LeaseId>))| DeviceSnapshot {
                 device: device.clone(),

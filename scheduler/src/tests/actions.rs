@@ -1,7 +1,9 @@
 //! Actions of workers and clients in the simulated world, with the effect that each must
 //! have on the scheduler.
 
-use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_at};
+use super::durable_world::can_be_assigned;
+use super::records::NEEDS_16_GIB;
+use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_at, store_of};
 use super::*;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
 
@@ -38,6 +40,7 @@ impl World {
         let registration = Registration {
             endpoint: endpoint(worker.id),
             devices,
+            store: store_of(WorkerId(worker.id)),
         };
         let held = |(uses, ended): (&BTreeSet<(LeaseId, u32)>, bool)| {
             let held = uses.iter().map(|&(lease, index)| HeldDevice {
@@ -90,9 +93,13 @@ impl World {
         });
         // Some worker has no room for some lease.
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
+        // And a store lacks some snapshot.
+        let in_store = leases().filter(|(id, _)| !(id.0 + i as u64).is_multiple_of(3));
+        let in_store = in_store.map(|(id, _)| id);
         let kept = WorkerEvent::SnapshotsKept {
             at_keepers: at_keepers.collect(),
             here: here.collect(),
+            in_store: in_store.collect(),
         };
         self.send_worker(i, kept);
     }
@@ -124,7 +131,8 @@ impl World {
             let all_known = known.workers().into_iter().all(is_known);
             let since = known.interrupted_at.unwrap_or(at(self.now));
             let is_over = at(self.now).saturating_since(since) >= Duration::from_secs(3);
-            let goes_on = all_known && self.has_all_snapshots(known, None, Some(here));
+            let parts = self.parts_with_snapshots(known, None, Some(here));
+            let goes_on = all_known && parts.is_some();
             let Some(leases) = &mut leases else {
                 continue;
             };
@@ -143,14 +151,14 @@ impl World {
         self.send_worker(i, WorkerEvent::Interrupted { leases });
     }
 
-    /// Returns whether the snapshots of each part of a lease that runs are at a worker that stays, and
-    /// that is not `gone`. The worker where a process has `died` has those of its part.
-    fn has_all_snapshots(
+    /// Returns the parts of a lease that runs, if the snapshots of each are in a store or at a worker that
+    /// stays, and that is not `gone`. The worker where a process has `died` has those of its part.
+    fn parts_with_snapshots(
         &self,
         lease: &Lease,
         gone: Option<WorkerId>,
         died: Option<WorkerId>,
-    ) -> bool {
+    ) -> Option<Vec<SuspendedPart>> {
         let known = |worker: WorkerId| self.workers[worker.0 as usize].known.as_ref();
         let stays = |worker: WorkerId| {
             Some(worker) != gone && known(worker).is_some_and(|known| !known.is_draining())
@@ -160,22 +168,28 @@ impl World {
             let device = devices.get(device_ref.index as usize);
             device.is_some_and(|device| device.fingerprint.is_some())
         };
-        let parts = lease.devices_by_worker();
-        let mut keepers = BTreeSet::new();
-        let mut has_snapshots = |(worker, devices): (&WorkerId, &Vec<DeviceRef>)| {
-            let keeper = lease.keepers.get(worker);
-            let lacks = lease.kept_at.get(worker) == Some(&KeptHere::Lacking);
-            let is_kept = stays(*worker) && (Some(*worker) == died || !lacks);
-            // It can take the place of one worker.
-            let mut at_keeper = || {
-                let kept = keeper.filter(|it| it.is_kept && stays(it.worker));
-                let is_connected = |id: WorkerId| known(id).is_some_and(|known| known.connected);
-                let kept = kept.filter(|it| is_connected(it.worker));
-                kept.is_some_and(|it| keepers.insert(it.worker))
-            };
-            (keeper.is_some() || devices.iter().all(is_exact)) && (is_kept || at_keeper())
+        let part = |(source, devices): (WorkerId, Vec<DeviceRef>)| {
+            let keeper = lease.keepers.get(&source);
+            let store = lease.stored.get(&source).map(|stored| stored.store);
+            let lacks = lease.kept_at.get(&source) == Some(&KeptHere::Lacking);
+            let is_kept = stays(source) && (Some(source) == died || !lacks);
+            let is_connected = |id: WorkerId| known(id).is_some_and(|known| known.connected);
+            let at_keeper =
+                keeper.filter(|it| it.is_kept && stays(it.worker) && is_connected(it.worker));
+            let own = is_kept.then_some(source).into_iter();
+            let is_known = keeper.is_some() || store.is_some() || devices.iter().all(is_exact);
+            is_known.then(|| SuspendedPart {
+                source,
+                devices: devices.len(),
+                // The world takes it from the engine.
+                requirement: NEEDS_16_GIB,
+                holders: own.chain(at_keeper.map(|keeper| keeper.worker)).collect(),
+                store,
+            })
         };
-        lease.is_durable && parts.iter().all(&mut has_snapshots)
+        let parts = lease.devices_by_worker().into_iter().map(part);
+        let parts = parts.collect::<Option<Vec<_>>>()?;
+        (lease.is_durable && can_go_on(&parts)).then_some(parts)
     }
 
     /// A lease on several workers is suspended, as one of these drains or cannot be reached.
@@ -556,27 +570,27 @@ impl World {
             let is_its = devices.any(|device_ref| device_ref.worker == id);
             let is_on_several = lease.lease_devices.iter().any(|it| it.worker != id);
             if lease.is_suspended {
-                let mut places = BTreeSet::new();
-                let is_left = |part: &mut SuspendedPart| {
+                for part in &mut lease.parts {
                     part.holders.retain(|holder| *holder != id);
-                    let mut holders = part.holders.iter();
-                    holders.any(|holder| places.insert(*holder))
-                };
-                return lease.parts.iter_mut().all(is_left);
+                }
+                return can_go_on(&lease.parts);
             }
             if is_its && is_on_several {
                 let known = self.engine.leases().get(*lease_id).unwrap();
-                let goes_on = self.has_all_snapshots(known, Some(id), None);
+                let parts = self.parts_with_snapshots(known, Some(id), None);
                 lease.suspend_until(lost_until);
-                return goes_on;
+                // Another of these workers may be lost at the same time.
+                lease.parts = parts.clone().unwrap_or_default();
+                return parts.is_some();
             }
             if lease.keepers.values().any(|keeper| keeper.worker == id) {
                 lease.keepers.retain(|_, keeper| keeper.worker != id);
-                return lease.lost_until.is_none();
+                // The worker may keep the snapshots of one lease, and run another one.
+                return lease.lost_until.is_none() || !lease.stored.is_empty();
             }
             if is_its && lease.lost_until.is_none() {
                 lease.lost_until = Some(lost_until);
-                return !lease.keepers.is_empty();
+                return !lease.keepers.is_empty() || !lease.stored.is_empty();
             }
             true
         });
@@ -611,6 +625,14 @@ impl World {
             });
         }
     }
+}
+
+/// Returns whether the parts of a lease could go on at the same time: each is in a store, or at a worker
+/// of its own.
+fn can_go_on(parts: &[SuspendedPart]) -> bool {
+    let in_memory = parts.iter().filter(|part| part.store.is_none());
+    let holders = in_memory.map(|part| part.holders.clone());
+    can_be_assigned(&holders.collect::<Vec<_>>(), &mut BTreeSet::new())
 }
 
 impl SimLease {

@@ -49,6 +49,7 @@ pub(super) fn moved_to(
         lease: LeaseId(lease),
         epoch,
         devices: indices.iter().map(leased).collect(),
+        load_stored: BTreeSet::new(),
     }
 }
 
@@ -87,7 +88,7 @@ pub(super) fn not_replaced(worker: u64, keeper: u64) -> EndReason {
 pub(super) fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
     EndReason::NotReplaced {
         gone: Box::new(gone),
-        keeper: format!("w{keeper}"),
+        places: SnapshotPlaces::Keeper(format!("w{keeper}")),
     }
 }
 
@@ -101,6 +102,7 @@ pub(super) fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: at_keepers.collect(),
         here: here.collect(),
+        in_store: BTreeSet::new(),
     };
     worker(worker_id, kept)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::world::{KnownWorker, SimWorker, World};
+use super::world::{KnownWorker, SimWorker, World, store_of};
 use super::*;
 use crate::device::Requirement;
 use crate::lease::{Keeper, Lease, Standing, SuspendedPart};
@@ -15,6 +15,7 @@ impl World {
         lease: LeaseId,
         epoch: u64,
         devices: &[LeasedDevice],
+        load_stored: &BTreeSet<WorkerId>,
     ) {
         let device_refs: Vec<_> = devices.iter().map(|leased| leased.device_ref).collect();
         let client = self.attached_client(client);
@@ -45,11 +46,15 @@ impl World {
             );
             moved.lost_until = None;
             let have_snapshots = match moved.is_suspended {
-                true => are_at_holders(&device_refs, &moved.parts),
+                true => are_at_holders(&device_refs, &moved.parts, load_stored),
                 false => {
-                    let mut keepers = moved.keepers.values();
-                    let keeper = keepers.next().map(|keeper| keeper.worker);
-                    device_refs.iter().all(|it| Some(it.worker) == keeper)
+                    let keeper = moved.keepers.values().next().map(|keeper| keeper.worker);
+                    let store = moved.stored.values().next().map(|stored| stored.store);
+                    let has_them = |worker: WorkerId| match load_stored.contains(&worker) {
+                        true => store.is_some() && store == store_of(worker),
+                        false => Some(worker) == keeper,
+                    };
+                    device_refs.iter().all(|it| has_them(it.worker))
                 }
             };
             assert!(have_snapshots, "{lease}");
@@ -117,15 +122,27 @@ impl World {
                 self.check_keeper_of(id, lease, *own, devices);
             }
             let attached = |id: ClientId| self.clients.iter().any(|c| c.attached && c.id == id.0);
-            if let (Some(keeper), true) = (lease.only_keeper(), lease.owner.is_some_and(attached)) {
-                let fits = |free: &&DeviceRef| {
-                    let accepts = keeper.requirement.accepts(self.device(**free));
+            if let (Some(requirement), true) = (
+                lease.requirement_elsewhere(),
+                lease.owner.is_some_and(attached),
+            ) {
+                let keeper = lease.only_keeper();
+                let store = lease.only_stored().map(|stored| stored.store);
+                // The store has what a keeper may lack.
+                let keeper = keeper.filter(|keeper| keeper.is_kept || store.is_none());
+                let places = keeper.map(|keeper| keeper.worker).into_iter();
+                let mut places = places.chain(self.with_store(store));
+                let fits_at = |free: &&DeviceRef, worker: WorkerId| {
+                    let accepts = requirement.accepts(self.device(**free));
                     let holder = self.engine.held_back().get(free);
-                    free.worker == keeper.worker
-                        && accepts
-                        && holder.is_none_or(|holder| *holder == id)
+                    free.worker == worker && accepts && holder.is_none_or(|holder| *holder == id)
                 };
-                let has_room = free.iter().filter(fits).count() >= lease.lease_devices.len();
+                let has_room = places.any(|worker| {
+                    let ends = self.workers[worker.0 as usize].unanswered.contains(&id);
+                    let fitting = free.iter().filter(|it| fits_at(it, worker)).count();
+                    let is_own = Some(worker) == lease.only_worker();
+                    !is_own && !ends && fitting >= lease.lease_devices.len()
+                });
                 let own = lease.only_worker().unwrap();
                 let own = self.workers.iter().find(|worker| worker.id == own.0);
                 let own = own.and_then(|worker| worker.known.as_ref());
@@ -134,6 +151,17 @@ impl World {
                 assert!(!must_move || !has_room, "{id} could move");
             }
         }
+    }
+
+    /// Returns the workers that have a stream, stay, and have this store open.
+    fn with_store(&self, store: Option<StoreId>) -> impl Iterator<Item = WorkerId> {
+        let is_there = |worker: &&SimWorker| {
+            let known = worker.known.as_ref();
+            known.is_some_and(|known| known.connected && !known.is_draining())
+        };
+        let there = self.workers.iter().filter(is_there);
+        let there = there.map(|worker| WorkerId(worker.id));
+        there.filter(move |worker| store.is_some() && store_of(*worker) == store)
     }
 
     fn check_keeper_of(&self, id: LeaseId, lease: &Lease, own: WorkerId, devices: &[DeviceRef]) {
@@ -208,13 +236,16 @@ impl World {
             known.is_some_and(|known| known.connected) && worker.unanswered.contains(&id)
         };
         let has_old_process = lease.parts.len() > 1 && lease.holders().iter().any(is_ending);
-        let mut places = BTreeSet::new();
-        let mut parts = lease.parts.iter();
-        let all_can = parts.all(|part| {
-            let mut holders = part.holders.iter();
-            let free = holders.find(|it| !places.contains(*it) && can_go_on_at(it, part));
-            free.is_some_and(|holder| places.insert(*holder))
+        let candidates = lease.parts.iter().map(|part| {
+            let candidates = part
+                .holders
+                .iter()
+                .copied()
+                .chain(self.with_store(part.store));
+            candidates.filter(|it| can_go_on_at(it, part)).collect()
         });
+        let candidates: Vec<Vec<_>> = candidates.collect();
+        let all_can = can_be_assigned(&candidates, &mut BTreeSet::new());
         assert!(has_old_process || !all_can, "{id} could go on");
     }
 
@@ -236,11 +267,17 @@ impl World {
             let accepts = |it: &Requirement| it.accepts(self.device(device_ref));
             let parts = lease.parts.iter().map(|part| &part.requirement);
             let keepers = lease.keepers.values().map(|keeper| &keeper.requirement);
-            let mut requirements = parts.chain(keepers);
+            let stored = lease.stored.values().map(|stored| &stored.requirement);
+            let mut requirements = parts.chain(keepers).chain(stored);
             assert!(lease.standing != Standing::Running && requirements.any(accepts));
             let keepers = lease.keepers.values().map(|keeper| keeper.worker);
             let mut places = keepers.chain(lease.holders());
-            let has_snapshots = places.any(|worker| worker == device_ref.worker);
+            let in_parts = lease.parts.iter().filter_map(|part| part.store);
+            let stores = lease.stored.values().map(|stored| stored.store);
+            let mut stores = stores.chain(in_parts);
+            let worker = device_ref.worker;
+            let has_snapshots = places.any(|it| it == worker)
+                || stores.any(|store| store_of(worker) == Some(store));
             assert!(free.contains(&device_ref) && has_snapshots);
         }
     }
@@ -259,8 +296,31 @@ impl World {
     }
 }
 
-/// Returns whether each part of a lease has its devices, in order, at one of its holders.
-fn are_at_holders(devices: &[DeviceRef], parts: &[SuspendedPart]) -> bool {
+/// Returns whether each part of a lease could have a worker of its own.
+pub(super) fn can_be_assigned(
+    candidates: &[Vec<WorkerId>],
+    taken: &mut BTreeSet<WorkerId>,
+) -> bool {
+    let Some((first, rest)) = candidates.split_first() else {
+        return true;
+    };
+    first.iter().any(|worker| {
+        let is_new = taken.insert(*worker);
+        let can = is_new && can_be_assigned(rest, taken);
+        if is_new {
+            taken.remove(worker);
+        }
+        can
+    })
+}
+
+/// Returns whether each part of a lease has its devices, in order, at one of its holders, or at a worker
+/// with its store, which loads the snapshots.
+fn are_at_holders(
+    devices: &[DeviceRef],
+    parts: &[SuspendedPart],
+    load_stored: &BTreeSet<WorkerId>,
+) -> bool {
     let mut rest = devices;
     let mut is_at_holder = |part: &SuspendedPart| {
         let Some((here, others)) = rest.split_at_checked(part.devices) else {
@@ -268,7 +328,11 @@ fn are_at_holders(devices: &[DeviceRef], parts: &[SuspendedPart]) -> bool {
         };
         rest = others;
         let worker = here[0].worker;
-        part.holders.contains(&worker) && here.iter().all(|it| it.worker == worker)
+        let has_snapshots = match load_stored.contains(&worker) {
+            true => part.store.is_some() && part.store == store_of(worker),
+            false => part.holders.contains(&worker),
+        };
+        has_snapshots && here.iter().all(|it| it.worker == worker)
     };
     parts.iter().all(&mut is_at_holder) && rest.is_empty()
 }

@@ -261,6 +261,7 @@ fn a_worker_may_join_with_a_device_out_of_service() {
     let registration = Registration {
         endpoint: endpoint(1),
         devices: vec![flex(1)],
+        store: None,
     };
     let join = worker(
         1,

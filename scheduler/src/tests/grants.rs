@@ -33,6 +33,7 @@ fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> 
     let registration = Registration {
         endpoint: endpoint(id),
         devices: devices.to_vec(),
+        store: None,
     };
     let ended = ended
         .iter()

@@ -7,7 +7,7 @@ use crate::{
     LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, Requirement, SuspendedPart,
 };
 
-const NEEDS_16_GIB: Requirement = Requirement {
+pub(super) const NEEDS_16_GIB: Requirement = Requirement {
     fingerprint: [7; 16],
     smallest_bytes: 16 << 30,
     largest_bytes: 16 << 30,
@@ -30,6 +30,7 @@ fn running() -> LeaseRecord {
             requirement: NEEDS_16_GIB,
             is_kept: true,
         }],
+        stored: Vec::new(),
         parts: Vec::new(),
     }
 }
@@ -40,11 +41,13 @@ fn without_devices(standing: RecordedStanding, holders: &[u64]) -> LeaseRecord {
         standing,
         devices: Vec::new(),
         keepers: Vec::new(),
+        stored: Vec::new(),
         parts: vec![SuspendedPart {
             source: WorkerId(1),
             devices: 1,
             requirement: NEEDS_16_GIB,
             holders: holders.iter().copied().map(WorkerId).collect(),
+            store: None,
         }],
         ..running()
     }
@@ -400,7 +403,7 @@ fn recorded_keeper_may_join_after_the_worker_of_its_lease_was_lost() {
         lease: LeaseId(10),
         reason: EndReason::NotReplaced {
             gone: Box::new(lost(1)),
-            keeper,
+            places: SnapshotPlaces::Keeper(keeper),
         },
     };
     check_restored(

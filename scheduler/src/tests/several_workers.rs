@@ -79,6 +79,7 @@ fn moved_to_several(epoch: u64, devices: &[(u64, u32, u64)]) -> Command {
         lease: LeaseId(10),
         epoch,
         devices: devices.iter().map(leased).collect(),
+        load_stored: BTreeSet::new(),
     }
 }
 

@@ -145,6 +145,7 @@ fn worker_rejoined_with_another_certificate_is_new() {
             ..endpoint(1)
         },
         devices: vec![flex(1)],
+        store: None,
     };
     let back = worker(
         1,

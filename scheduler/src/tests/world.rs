@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::lease::{Keeper, SuspendedPart};
+use crate::lease::{Keeper, StoredSessions, SuspendedPart};
 use crate::{LeaseRecord, RecordChange};
 
 pub(super) struct World {
@@ -121,6 +121,8 @@ pub(super) struct SimLease {
     pub(super) absent_since: Option<u64>,
     /// The workers that keep its snapshots, by the engine's choice, by the lease's own workers.
     pub(super) keepers: BTreeMap<WorkerId, Keeper>,
+    /// The stores that have its snapshots, by the lease's own workers.
+    pub(super) stored: BTreeMap<WorkerId, StoredSessions>,
     /// When the lease ends because a worker was lost, or a process has died, in ms.
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
@@ -129,6 +131,11 @@ pub(super) struct SimLease {
     pub(super) parts: Vec<SuspendedPart>,
     /// The least memory of its devices.
     pub(super) memory_bytes: u64,
+}
+
+/// Returns the snapshot store that a worker has open: workers 0 and 1 share one.
+pub(super) fn store_of(worker: WorkerId) -> Option<StoreId> {
+    (worker.0 < 2).then_some(StoreId(1))
 }
 
 /// Bounds small enough to be reached by a few requests.
@@ -202,6 +209,7 @@ impl World {
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
             lease.keepers = known.map_or_else(BTreeMap::new, |known| known.keepers.clone());
+            lease.stored = known.map_or_else(BTreeMap::new, |known| known.stored.clone());
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
         }
         self.check_invariants();
@@ -266,8 +274,9 @@ impl World {
                 lease,
                 epoch,
                 devices,
+                load_stored,
             } => {
-                self.move_lease(*client, *lease, *epoch, devices);
+                self.move_lease(*client, *lease, *epoch, devices, load_stored);
             }
             Command::Interrupted { client, lease, .. } => self.check_interrupted(*client, *lease),
             Command::Suspended {
@@ -288,6 +297,12 @@ impl World {
                 source,
                 keeper,
             } => self.check_keeper(*lease, source, keeper),
+            Command::DropStored { worker, leases } => {
+                self.connected_worker(*worker);
+                assert!(store_of(*worker).is_some());
+                let mut dropped = leases.iter();
+                assert!(dropped.all(|id| self.engine.leases().get(*id).is_none()));
+            }
             Command::DropSnapshots { keeper: worker, .. }
             | Command::HoldSnapshots { holder: worker, .. } => {
                 self.connected_worker(*worker);
@@ -403,6 +418,7 @@ impl World {
                 lease_devices: lease_devices.clone(),
                 absent_since: None,
                 keepers: BTreeMap::new(),
+                stored: BTreeMap::new(),
                 lost_until: None,
                 is_suspended: false,
                 parts: Vec::new(),

@@ -43,6 +43,8 @@ struct Lease<'a> {
     resumed: bool,
     /// Whether it needs devices of each of these workers to go on.
     needs_all: bool,
+    /// Whether it could go on from a snapshot store, at any workers that have it open.
+    in_store: bool,
 }
 
 #[derive(Serialize)]
@@ -121,7 +123,11 @@ fn resumed_text(resumed: &ResumedLease) -> String {
 
 /// Returns the names of workers as part of a sentence.
 fn names(workers: &[String], conjunction: &str) -> String {
-    let workers = workers.iter().map(|worker| format!("worker {worker}"));
+    let workers = workers.iter().map(|worker| match worker.contains(' ') {
+        // No name: words for a worker that is not there.
+        true => worker.clone(),
+        false => format!("worker {worker}"),
+    });
     let workers: Vec<_> = workers.collect();
     workers.join(&format!(" {conjunction} "))
 }
@@ -155,6 +161,7 @@ fn lease(lease: &LeaseInfo) -> Lease<'_> {
         suspended_at: &lease.suspended_at,
         resumed: lease.resumed,
         needs_all: lease.needs_all,
+        in_store: lease.in_store,
     }
 }
 
@@ -289,6 +296,7 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
     #[test]
     fn text_of_a_resumed_lease_names_the_workers_that_it_needs() {
         let both = || vec!["gpu-1".into(), "gpu-2".into()];
+        let in_store = || vec!["a worker with snapshot store 00000000000000ab".into()];
         let text = |workers, waits_for, needs_all| {
             resumed_text(&ResumedLease {
                 workers,
@@ -301,6 +309,10 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
         assert_eq!(
             text(vec![], both(), false),
             "goes on when worker gpu-1 or worker gpu-2 has devices for it"
+        );
+        assert_eq!(
+            text(vec![], in_store(), false),
+            "goes on when a worker with snapshot store 00000000000000ab has devices for it"
         );
         assert_eq!(
             text(vec![], both(), true),

@@ -161,6 +161,7 @@ impl Layers<'_> {
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
+                snapshot_store: settings.snapshots,
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {
@@ -227,6 +228,7 @@ impl Layers<'_> {
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
+                snapshot_store: settings.snapshots,
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {

@@ -39,6 +39,9 @@ pub(crate) struct UpSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
+    /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]
+    #[arg(long, value_name = "DIR", env = "TENSORD_WORKER_SNAPSHOTS")]
+    pub(crate) snapshots: Option<PathBuf>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
@@ -102,6 +105,9 @@ pub(crate) struct WorkerSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
+    /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]
+    #[arg(long, value_name = "DIR", env = "TENSORD_WORKER_SNAPSHOTS")]
+    pub(crate) snapshots: Option<PathBuf>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
@@ -223,6 +229,7 @@ impl UpSettings {
             memory: self.memory.or(fallback.memory),
             upload_cache: self.upload_cache.or(fallback.upload_cache),
             snapshot_memory: self.snapshot_memory.or(fallback.snapshot_memory),
+            snapshots: self.snapshots.or(fallback.snapshots),
             collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
             op_timeout: self.op_timeout.or(fallback.op_timeout),
             bucket_size: self.bucket_size.or(fallback.bucket_size),
@@ -256,6 +263,7 @@ impl WorkerSettings {
             memory: self.memory.or(fallback.memory),
             upload_cache: self.upload_cache.or(fallback.upload_cache),
             snapshot_memory: self.snapshot_memory.or(fallback.snapshot_memory),
+            snapshots: self.snapshots.or(fallback.snapshots),
             collective_timeout: self.collective_timeout.or(fallback.collective_timeout),
             op_timeout: self.op_timeout.or(fallback.op_timeout),
             bucket_size: self.bucket_size.or(fallback.bucket_size),

@@ -10,7 +10,7 @@ use prost::Message;
 use tensord_proto::{
     credential::CredentialHash,
     grant::number,
-    ids::{ClientId, LeaseId, RequestId, WorkerId},
+    ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{self, Error, ErrorCode, LeaseClaims, PoolMessage, client_message, pool_message},
 };
@@ -28,6 +28,9 @@ const MAX_DEVICES: usize = 256;
 
 /// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
+
+/// Maximum number of leases in a worker's report of what its snapshot store has.
+const MAX_STORED: usize = 1 << 10;
 
 /// Maximum number of suspended leases that a worker may report.
 const MAX_SUSPENDED: usize = 1 << 9;
@@ -142,6 +145,7 @@ pub(super) fn registration(
             .into_iter()
             .map(device)
             .collect::<Result<_, Error>>()?,
+        store: (register.store_id > 0).then_some(StoreId(register.store_id)),
     };
     Ok(RegistrationReport {
         registration,
@@ -166,9 +170,10 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
         .collect()
 }
 
-/// Converts the list of leases of `worker` whose snapshots their keepers have, or the worker itself.
-/// Takes at most two entries for each of [`MAX_DEVICES`] leases, as many as a worker can have.
-pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease]) -> WorkerEvent {
+/// Converts the lists of leases of `worker` whose snapshots their keepers have, or the worker itself, or
+/// its snapshot store. Takes at most two entries of the former for each of [`MAX_DEVICES`] leases, as
+/// many as a worker can have.
+pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64]) -> WorkerEvent {
     let (mut at_keepers, mut here) = (Vec::new(), BTreeMap::new());
     for kept in leases.iter().take(2 * MAX_DEVICES) {
         let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
@@ -177,7 +182,20 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease]) -> WorkerEvent {
             false => at_keepers.push((lease, keeper)),
         }
     }
-    WorkerEvent::SnapshotsKept { at_keepers, here }
+    let in_store = in_store.iter().take(MAX_DEVICES).copied();
+    WorkerEvent::SnapshotsKept {
+        at_keepers,
+        here,
+        in_store: in_store.map(LeaseId).collect(),
+    }
+}
+
+/// Converts a worker's list of leases of which its snapshot store has snapshots.
+pub(super) fn stored_leases(stored: v1::StoredLeases) -> WorkerEvent {
+    let leases = stored.lease_ids.into_iter().take(MAX_STORED);
+    WorkerEvent::StoredLeases {
+        leases: leases.map(LeaseId).collect(),
+    }
 }
 
 /// Converts a worker's list of leases whose process there has died, and makes the reasons safe to

@@ -357,7 +357,8 @@ impl Driver {
                 lease,
                 epoch,
                 devices,
-            } => self.send_moved(client, lease, epoch, devices),
+                load_stored,
+            } => self.send_moved(client, lease, epoch, devices, &load_stored),
             Command::Interrupted {
                 client,
                 lease,
@@ -399,6 +400,9 @@ impl Driver {
                 lease,
                 source,
             } => self.send_to_worker(keeper, worker_commands::drop_snapshots(lease, source)),
+            Command::DropStored { worker, leases } => {
+                self.send_to_worker(worker, worker_commands::drop_stored(&leases))
+            }
             Command::Refused {
                 client,
                 request,

@@ -348,6 +348,7 @@ fn register(id: u64, devices: usize) -> Register {
         leaving: false,
         out_of_service: Vec::new(),
         suspended_leases: Vec::new(),
+        store_id: 0,
     }
 }
 

@@ -26,14 +26,25 @@ pub(super) fn end_lease(
     }))
 }
 
+/// Which part of a lease a worker has, and how it starts.
+pub(super) struct LeasePart {
+    /// The position of the worker among those of the lease.
+    pub(super) index: u32,
+    /// Whether there are others.
+    pub(super) has_other_workers: bool,
+    /// How often the lease has moved.
+    pub(super) epoch: u64,
+    /// Whether the worker loads the snapshots of the sessions from its store.
+    pub(super) load_stored: bool,
+}
+
 /// Builds the command that announces a new lease to a worker. `devices` are those of the
 /// lease's devices that the worker has.
 pub(super) fn lease_granted(
     lease: LeaseId,
     devices: &[LeasedDevice],
     tenant: &str,
-    epoch: u64,
-    has_other_workers: bool,
+    part: LeasePart,
 ) -> WorkerCommand {
     let grant = |device: &LeasedDevice| v1::DeviceGrant {
         device_index: device.device_ref.index,
@@ -43,8 +54,10 @@ pub(super) fn lease_granted(
         lease_id: lease.0,
         grants: devices.iter().map(grant).collect(),
         tenant: tenant.into(),
-        epoch,
-        has_other_workers,
+        epoch: part.epoch,
+        has_other_workers: part.has_other_workers,
+        part: part.index,
+        load_stored: part.load_stored,
     }))
 }
 
@@ -88,6 +101,14 @@ pub(super) fn drop_snapshots(lease: LeaseId, source: Option<Peer>) -> WorkerComm
     worker_command(worker_command::Body::DropSnapshots(v1::DropSnapshots {
         lease_id: lease.0,
         source_certificate_sha256: source.unwrap_or_default().into(),
+    }))
+}
+
+/// Builds the command to delete what the worker's snapshot store has of these leases.
+pub(super) fn drop_stored(leases: &[LeaseId]) -> WorkerCommand {
+    let lease_ids = leases.iter().map(|lease| lease.0).collect();
+    worker_command(worker_command::Body::DropStored(v1::DropStored {
+        lease_ids,
     }))
 }
 

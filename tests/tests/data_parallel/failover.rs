@@ -248,3 +248,37 @@ fn mlp_on_two_workers_trains_on_when_workers_are_stopped() {
         assert_eq!(worker.exit_code(EXIT_DEADLINE), Some(0));
     });
 }
+
+#[test]
+fn mlp_on_two_workers_trains_on_when_both_are_killed() {
+    const EPOCHS: usize = 40;
+    let _alone = training_lock();
+    let expected = undisturbed::<Mlp>(&["flex", "flex"], RANKS, EPOCHS);
+    let cluster = start(&[]);
+    let add_worker = |cluster: &mut Cluster| {
+        let store = cluster.path("snapshots").into_os_string();
+        let store = store.into_string().expect("temporary paths are text");
+        cluster.add_worker_with("flex", &["--snapshots", &store]);
+    };
+    let administrator = {
+        let mut cluster = cluster.lock().unwrap();
+        (0..RANKS).for_each(|_| add_worker(&mut cluster));
+        cluster.wait_for_workers(RANKS);
+        Administrator::of(&cluster)
+    };
+    let (records, killed) = train::<Mlp>(&cluster, RANKS, EPOCHS, move |cluster, _| {
+        administrator.wait("the snapshots in the store", || {
+            administrator.leases()[0]["in_store"] == true
+        });
+        let moves = || administrator.leases()[0]["moves"].as_u64().unwrap();
+        let moves_before = moves();
+        for worker in cluster.workers.iter_mut().rev().take(RANKS) {
+            worker.kill();
+        }
+        (0..RANKS).for_each(|_| add_worker(cluster));
+        administrator.wait("the lease to go on", || moves() > moves_before);
+    });
+    let logs = cluster.lock().unwrap().logs();
+    assert_same(&records, &expected, &logs);
+    assert!(killed >= 2, "{killed} times");
+}

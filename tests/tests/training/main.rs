@@ -5,6 +5,8 @@ mod determinism;
 mod failover;
 #[cfg(target_os = "linux")]
 mod scheduler_restart;
+#[cfg(target_os = "linux")]
+mod snapshot_store;
 mod suspension;
 #[cfg(target_os = "linux")]
 mod worker_failover;

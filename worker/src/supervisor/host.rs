@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Instant};
 
 use tensord_proto::{
     grant::number,
-    ids::{LeaseId, WorkerId},
+    ids::{LeaseId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
@@ -13,7 +13,7 @@ use tensord_proto::{
 };
 use tensord_transport::tls::Fingerprint;
 
-use super::{Supervisor, keeper_link::Keeper};
+use super::{SnapshotStore, Supervisor, keeper_link::Keeper};
 use crate::{
     admission::Claim,
     lease_host::LeaseHost,
@@ -24,6 +24,7 @@ use crate::{
 impl LeaseHost for Supervisor {
     fn set_lease_key(&self, key: Vec<u8>) {
         lock(&self.scheduler).lease_key = Some(key.clone());
+        lock(&self.stored_leases).joined();
         self.lease_tokens.set_key(key.clone());
         self.broadcast(&Task::LeaseKey(key));
     }
@@ -135,6 +136,35 @@ impl LeaseHost for Supervisor {
         at_keepers.chain(here).collect()
     }
 
+    fn leases_in_store(&self) -> Vec<LeaseId> {
+        if let Some(at_stop) = lock(&self.stored_leases).at_stop() {
+            return at_stop;
+        }
+        let leases = lock(&self.leases);
+        let stored = leases.iter().filter(|(lease, running)| {
+            let live_sessions = match lock(&self.interrupted).contains_key(*lease) {
+                // They have ended with their process, and go on from their snapshots.
+                true => lock(&self.snapshots).size_of(**lease).0,
+                false => lock(&running.report).live_sessions as usize,
+            };
+            let progress = lock(&running.store_progress);
+            progress.place_of_all(live_sessions).is_some()
+        });
+        stored.map(|(lease, _)| *lease).collect()
+    }
+
+    fn store_id(&self) -> Option<StoreId> {
+        self.settings.store.as_ref().map(SnapshotStore::id)
+    }
+
+    fn take_stored_leases(&self) -> Vec<LeaseId> {
+        self.take_found()
+    }
+
+    fn drop_stored(&self, leases: Vec<LeaseId>) {
+        self.drop_stored_leases(leases);
+    }
+
     fn interrupted_leases(&self) -> Vec<InterruptedLease> {
         let interrupted = lock(&self.interrupted);
         let interrupted = interrupted.iter().map(|(lease, reason)| InterruptedLease {
@@ -145,6 +175,8 @@ impl LeaseHost for Supervisor {
     }
 
     fn end_all(&self, error: &Error) {
+        let in_store = self.leases_in_store();
+        lock(&self.stored_leases).stopping(in_store);
         self.update(|table, now| table.end_all(now, &error.message));
     }
 

@@ -5,7 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tensord_proto::{ids::WorkerId, v1::LeaseGranted};
+use tensord_proto::{
+    ids::{StoreId, WorkerId},
+    v1::LeaseGranted,
+};
 use tensord_transport::handoff::Passed;
 use tokio::sync::{mpsc, watch};
 
@@ -28,6 +31,10 @@ pub(super) struct RunningLease {
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+    pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
+    /// Whether the scheduler has said that the lease is over: what the snapshot store has of it is deleted
+    /// when the lease has ended here.
+    pub(super) is_over: bool,
     /// Whether the lease is suspended: its snapshots are held when its process has ended.
     pub(super) is_suspended: bool,
     /// The process's latest report, as far as it is plausible.
@@ -71,6 +78,7 @@ pub(super) struct LeaseQueues {
     pub(super) kill: watch::Receiver<bool>,
     pub(super) keeper: watch::Receiver<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+    pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
     pub(super) first: Vec<QueuedTask>,
@@ -91,6 +99,7 @@ impl RunningLease {
         };
         let report = Arc::new(Mutex::new(report));
         let progress = Arc::<Mutex<CopyProgress<WorkerId>>>::default();
+        let store_progress = Arc::<Mutex<CopyProgress<StoreId>>>::default();
         let tenant = granted.tenant.clone();
         let queues = LeaseQueues {
             granted,
@@ -99,6 +108,7 @@ impl RunningLease {
             kill: killed,
             keeper: keepers,
             progress: progress.clone(),
+            store_progress: store_progress.clone(),
             report: report.clone(),
             first: Vec::new(),
             restarts,
@@ -110,6 +120,8 @@ impl RunningLease {
             kill,
             keeper,
             progress,
+            store_progress,
+            is_over: false,
             is_suspended: false,
             report,
             queues: Some(queues),

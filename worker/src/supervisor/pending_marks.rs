@@ -140,14 +140,17 @@ impl<P: Copy> PendingMarks<P> {
     }
 
     /// Gives up pending marks whose time was over at `now`, and lets those count as kept that were
-    /// given up before.
-    pub(super) async fn give_up_due(&mut self, now: Instant) {
+    /// given up before. Returns whether any was given up.
+    pub(super) async fn give_up_due(&mut self, now: Instant) -> bool {
         let over = self.pending.extract_if(|_, it| it.until <= now);
+        let mut has_given_up = false;
         for (session, it) in over.collect::<Vec<_>>() {
+            has_given_up |= !it.is_given_up;
             match it.is_given_up {
                 true => self.count_as_kept(session, it.mark).await,
                 false => self.give_up_soon(session, it.mark),
             }
         }
+        has_given_up
     }
 }

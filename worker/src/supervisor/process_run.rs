@@ -17,11 +17,11 @@ use tracing::debug;
 
 use super::{
     Supervisor,
-    keeper_link::KeeperQueues,
     kept_uploads::{Added, KeptSegment},
     lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
     process::Process,
     restarts::Restarts,
+    snapshot_copies::SnapshotCopies,
     snapshots::{Refused, SnapshotBounds},
 };
 use crate::{
@@ -66,7 +66,7 @@ pub(super) struct ProcessRun<'a> {
     /// Bounds of the lease's snapshots; `None` if it has none.
     pub(super) snapshot_bounds: Option<SnapshotBounds>,
     pub(super) restarts: &'a mut Restarts,
-    pub(super) keeper: &'a mut KeeperQueues,
+    pub(super) copies: &'a mut SnapshotCopies,
 }
 
 impl ProcessRun<'_> {
@@ -94,7 +94,7 @@ impl ProcessRun<'_> {
                     let task = Task::Connection(PassedConnection { first_datagram });
                     process.send(task, Some(socket)).await?;
                 }
-                Some(kept) = self.keeper.kept() => {
+                kept = self.copies.kept() => {
                     self.send(process, Task::SnapshotKept(kept).into()).await?;
                 }
                 event = process.recv_with() => match event {
@@ -120,8 +120,8 @@ impl ProcessRun<'_> {
         }
     }
 
-    /// Keeps a snapshot, if there is room, and sends it to the lease's keeper. Returns the reply to
-    /// the process, unless the keeper's has to come first. An error is the rule that the process
+    /// Keeps a snapshot, if there is room, and has it copied. Returns the reply to the process, unless
+    /// the copies have to be made first. An error is the rule that the process
     /// broke.
     fn keep_snapshot(
         &mut self,
@@ -139,7 +139,7 @@ impl ProcessRun<'_> {
         let error = match added {
             Ok(()) => {
                 self.restarts.kept(session, info.mark);
-                if self.keeper.send(session, info.mark) {
+                if self.copies.send(session, info.mark) {
                     return Ok(None);
                 }
                 String::new()
@@ -209,7 +209,7 @@ impl ProcessRun<'_> {
             Event::SessionEnded(session) => {
                 let session = SessionId(session);
                 lock(&supervisor.snapshots).forget_session(self.lease, session);
-                self.keeper.end_session(session);
+                self.copies.end_session(session);
                 self.restarts.session_ended(session);
             }
             Event::RequestTurn(_) => {

@@ -9,12 +9,14 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     Supervisor,
-    keeper_link::{KeeperLink, KeeperQueues},
+    keeper_link::KeeperLink,
     lease_queues::{LeaseQueues, QueuedTask},
     process::Process,
     process_run::ProcessRun,
     restarts::Restarts,
+    snapshot_copies::SnapshotCopies,
     snapshots::SnapshotBounds,
+    store_link::StoreLink,
 };
 use crate::{
     locks::lock,
@@ -29,12 +31,23 @@ impl Supervisor {
         let devices = queues.granted.grants.len();
         let keepers = queues.keeper.clone();
         let progress = queues.progress.clone();
-        let (link, mut keeper) = KeeperLink::new(self.clone(), lease, devices, keepers, progress);
+        if let Err(reason) = self.load_stored(lease, &mut queues).await {
+            return self.cannot_run(lease, &queues, &reason);
+        }
+        let (link, keeper) = KeeperLink::new(self.clone(), lease, devices, keepers, progress);
         // Aborted when this task ends.
-        let mut sending = JoinSet::new();
-        sending.spawn(link.run());
+        let mut copying = JoinSet::new();
+        copying.spawn(link.run());
+        let part = self.stored_part(lease, &queues.granted);
+        let store = part.map(|part| {
+            let progress = queues.store_progress.clone();
+            let (link, queue) = StoreLink::new(self.clone(), lease, devices, part, progress);
+            copying.spawn(link.run());
+            queue
+        });
+        let mut copies = SnapshotCopies::new(keeper, store);
         while self
-            .run_process(lease, &mut queues, &mut restarts, &mut keeper)
+            .run_process(lease, &mut queues, &mut restarts, &mut copies)
             .await
         {
             // All tasks but `End` were for the process that died: `run_process` sends the new one
@@ -56,20 +69,16 @@ impl Supervisor {
         lease: LeaseId,
         queues: &mut LeaseQueues,
         restarts: &mut Restarts,
-        keeper: &mut KeeperQueues,
+        copies: &mut SnapshotCopies,
     ) -> bool {
         let prepared = match self.prepare(queues, restarts).await {
             Ok(prepared) => prepared,
             Err(reason) => {
-                let worker = &self.settings.worker_name;
-                let reason = format!("worker {worker} cannot run the lease: {reason}");
-                error!(%lease, "{reason}");
-                self.forget_process(lease, queues);
-                self.update(|table, _| table.stopped(lease, &reason));
+                self.cannot_run(lease, queues, &reason);
                 return false;
             }
         };
-        let ended = self.serve_process(prepared, queues, restarts, keeper).await;
+        let ended = self.serve_process(prepared, queues, restarts, copies).await;
         let ProcessEnd { how, ops, has_died } = ended;
         self.update_turns(|turns, now| turns.remove(now, lease));
         let worker = &self.settings.worker_name;
@@ -101,6 +110,15 @@ impl Supervisor {
         // The scheduler must not take the lease for one that could go on.
         self.reports.notify_one();
         false
+    }
+
+    /// Ends a lease that cannot run here.
+    fn cannot_run(&self, lease: LeaseId, queues: &LeaseQueues, reason: &str) {
+        let worker = &self.settings.worker_name;
+        let reason = format!("worker {worker} cannot run the lease: {reason}");
+        error!(%lease, "{reason}");
+        self.forget_process(lease, queues);
+        self.update(|table, _| table.stopped(lease, &reason));
     }
 
     /// Has the scheduler learn that a process has died of a lease that has devices of other workers,
@@ -139,7 +157,7 @@ impl Supervisor {
         prepared: Prepared,
         queues: &mut LeaseQueues,
         restarts: &mut Restarts,
-        keeper: &mut KeeperQueues,
+        copies: &mut SnapshotCopies,
     ) -> ProcessEnd {
         let Prepared {
             mut process,
@@ -163,7 +181,7 @@ impl Supervisor {
             failure: None,
             snapshot_bounds: (max_bytes > 0).then_some(SnapshotBounds { max_bytes, devices }),
             restarts,
-            keeper,
+            copies,
         };
         limit_memory(lease, &mut process, &start);
         let started = process.send(Task::Start(start), Some(records.file().as_fd()));
@@ -210,7 +228,9 @@ impl Supervisor {
         for snapshot in &snapshots {
             // The client may commit the mark from which it goes on.
             let session = SessionId(snapshot.info.session_id);
-            lock(&queues.progress).counted(session, snapshot.info.mark);
+            let mark = snapshot.info.mark;
+            lock(&queues.progress).counted(session, mark);
+            lock(&queues.store_progress).counted(session, mark);
         }
         let kept = lock(&self.kept_uploads).segments_of(tenant);
         known

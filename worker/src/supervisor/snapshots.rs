@@ -42,6 +42,17 @@ pub(crate) struct KeptSnapshot {
 }
 
 impl KeptSnapshot {
+    /// Creates a snapshot in sealed memory that the lease's process of this epoch had taken.
+    pub(super) fn new(epoch: u64, info: SnapshotInfo, file: File) -> Self {
+        let file = Arc::new(file);
+        Self { epoch, info, file }
+    }
+
+    /// Returns what rises with each snapshot of a session.
+    pub(super) fn order(&self) -> (u64, u64) {
+        (self.epoch, self.info.mark)
+    }
+
     /// Returns what identifies the snapshot among those of its lease.
     pub(crate) fn id(&self) -> SnapshotId {
         SnapshotId {

@@ -109,6 +109,9 @@ impl Supervisor {
             tenant: claims.tenant.clone(),
             epoch: claims.epoch,
             has_other_workers: here.len() < claims.shares.len(),
+            part: self.lease_tokens.part_here(claims),
+            // The scheduler's command would say whether that is needed.
+            load_stored: claims.epoch > 0 && self.settings.store.is_some(),
         });
         Ok(())
     }

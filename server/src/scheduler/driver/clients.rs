@@ -1,10 +1,10 @@
 //! Clients in the driver: attaches, messages, replies and ends of streams.
 
-use std::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
 use futures::FutureExt as _;
 use tensord_proto::{
-    ids::{ClientId, LeaseId, RequestId},
+    ids::{ClientId, LeaseId, RequestId, WorkerId},
     v1::{ChangeStanding, ClientMessage, Error, ErrorCode, PoolMessage, client_message},
 };
 use tensord_scheduler::{
@@ -246,7 +246,7 @@ impl Driver {
         self.audit
             .record(granted.lease(lease).devices(devices.len()));
         let tenant = self.holders.tenant(client)?;
-        self.announce_lease(lease, &devices, tenant, 0);
+        self.announce_lease(lease, &devices, tenant, 0, &BTreeSet::new());
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::granted(request, lease, devices, token))
     }
@@ -258,6 +258,7 @@ impl Driver {
         lease: LeaseId,
         epoch: u64,
         devices: Vec<LeasedDevice>,
+        load_stored: &BTreeSet<WorkerId>,
     ) -> Option<Event> {
         let mut workers: Vec<_> = devices.iter().map(|it| it.worker.name.as_str()).collect();
         workers.dedup();
@@ -268,7 +269,7 @@ impl Driver {
         self.audit
             .record(moved.reason("it was granted devices to go on"));
         let tenant = self.holders.tenant(client)?;
-        self.announce_lease(lease, &devices, tenant, epoch);
+        self.announce_lease(lease, &devices, tenant, epoch, load_stored);
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::moved(lease, devices, token))
     }

@@ -107,6 +107,7 @@ impl Driver {
             waits,
             suspension,
             move_to,
+            is_stored,
             ..
         } = lease;
         let (suspended_at, needs_all, resumed) = match suspension {
@@ -131,6 +132,7 @@ impl Driver {
             suspended_at,
             resumed,
             needs_all,
+            in_store: is_stored,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Workers in the driver: joins, messages, commands and ends of streams.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use tensord_proto::{
     ids::{LeaseId, WorkerId},
@@ -17,7 +17,7 @@ use crate::{
         convert,
         enrolment::{self, Admitted},
         stream::{self, AcceptedStream, OpenStream},
-        worker_commands,
+        worker_commands::{self, LeasePart},
     },
 };
 
@@ -186,7 +186,7 @@ impl Driver {
                     return self.on_worker_disconnected(worker, id, Some(&error));
                 }
                 let devices = convert::outages(heartbeat.out_of_service);
-                let kept = convert::kept(worker, &heartbeat.kept);
+                let kept = convert::kept(worker, &heartbeat.kept, &heartbeat.in_store);
                 self.apply(event(worker, id, WorkerEvent::Heartbeat));
                 self.apply(event(worker, id, kept));
                 if !heartbeat.interrupted.is_empty() {
@@ -199,6 +199,7 @@ impl Driver {
                 debug!(%worker, "worker {} released {released:?}", member.name);
                 convert::released(released)
             }
+            Some(Body::StoredLeases(stored)) => convert::stored_leases(stored),
             Some(Body::Leaving(_)) => {
                 info!(%worker, "worker {} is leaving", member.name);
                 WorkerEvent::Leaving
@@ -312,13 +313,20 @@ impl Driver {
         devices: &[LeasedDevice],
         tenant: &str,
         epoch: u64,
+        load_stored: &BTreeSet<WorkerId>,
     ) {
         // Devices of one worker are next to each other.
-        for here in devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker) {
-            if let Some(member) = self.workers.get(&here[0].device_ref.worker) {
-                let has_others = here.len() < devices.len();
-                let announced =
-                    worker_commands::lease_granted(lease, here, tenant, epoch, has_others);
+        let parts = devices.chunk_by(|a, b| a.device_ref.worker == b.device_ref.worker);
+        for (index, here) in (0..).zip(parts) {
+            let worker = here[0].device_ref.worker;
+            if let Some(member) = self.workers.get(&worker) {
+                let part = LeasePart {
+                    index,
+                    has_other_workers: here.len() < devices.len(),
+                    epoch,
+                    load_stored: load_stored.contains(&worker),
+                };
+                let announced = worker_commands::lease_granted(lease, here, tenant, part);
                 let _ = member.open.send(announced);
             }
         }

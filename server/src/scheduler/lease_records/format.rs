@@ -5,11 +5,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tensord_proto::{
     grant::GrantNumber,
-    ids::{ClientId, WorkerId},
+    ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding, Requirement,
-    SuspendedPart, Suspender,
+    DeviceRef, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding, RecordedStore,
+    Requirement, SuspendedPart, Suspender,
 };
 
 use crate::scheduler::access::millis;
@@ -37,6 +37,9 @@ struct StoredLease {
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
     keepers: Vec<StoredKeeper>,
+    /// The snapshot stores that have the lease's snapshots. Records of earlier versions have none.
+    #[serde(default)]
+    stored: Vec<StoredStore>,
     parts: Vec<StoredPart>,
 }
 
@@ -74,11 +77,20 @@ struct StoredKeeper {
 }
 
 #[derive(Serialize, Deserialize)]
+struct StoredStore {
+    source: u64,
+    store: u64,
+    requirement: StoredRequirement,
+}
+
+#[derive(Serialize, Deserialize)]
 struct StoredPart {
     source: u64,
     devices: usize,
     requirement: StoredRequirement,
     holders: Vec<u64>,
+    #[serde(default)]
+    store: Option<u64>,
 }
 
 impl From<&LeaseRecord> for StoredLease {
@@ -99,6 +111,12 @@ impl From<&LeaseRecord> for StoredLease {
             devices: it.devices,
             requirement: it.requirement.into(),
             holders: it.holders.iter().map(|holder| holder.0).collect(),
+            store: it.store.map(|store| store.0),
+        };
+        let stored = |it: &RecordedStore| StoredStore {
+            source: it.source.0,
+            store: it.store.0,
+            requirement: it.requirement.into(),
         };
         Self {
             owner: record.owner.0,
@@ -107,6 +125,7 @@ impl From<&LeaseRecord> for StoredLease {
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
+            stored: record.stored.iter().map(stored).collect(),
             parts: record.parts.iter().map(part).collect(),
         }
     }
@@ -135,6 +154,12 @@ impl From<StoredLease> for LeaseRecord {
             devices: it.devices,
             requirement: it.requirement.into(),
             holders: it.holders.into_iter().map(WorkerId).collect(),
+            store: it.store.map(StoreId),
+        };
+        let recorded_store = |it: StoredStore| RecordedStore {
+            source: WorkerId(it.source),
+            store: StoreId(it.store),
+            requirement: it.requirement.into(),
         };
         Self {
             owner: ClientId(stored.owner),
@@ -143,6 +168,7 @@ impl From<StoredLease> for LeaseRecord {
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),
+            stored: stored.stored.into_iter().map(recorded_store).collect(),
             parts: stored.parts.into_iter().map(part).collect(),
         }
     }

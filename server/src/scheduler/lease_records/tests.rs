@@ -2,11 +2,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use tensord_proto::{
     grant::GrantNumber,
-    ids::{ClientId, WorkerId},
+    ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, GrantedDevice, RecordedKeeper, RecordedStanding, Requirement, SuspendedPart,
-    Suspender,
+    DeviceRef, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore, Requirement,
+    SuspendedPart, Suspender,
 };
 
 use super::*;
@@ -36,11 +36,17 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
             requirement: REQUIREMENT,
             is_kept: true,
         }],
+        stored: vec![RecordedStore {
+            source: WorkerId(1),
+            store: StoreId(u64::MAX),
+            requirement: REQUIREMENT,
+        }],
         parts: vec![SuspendedPart {
             source: WorkerId(1),
             devices: 2,
             requirement: REQUIREMENT,
             holders: vec![WorkerId(6), WorkerId(1)],
+            store: Some(StoreId(7)),
         }],
     }
 }

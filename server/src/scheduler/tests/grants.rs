@@ -34,6 +34,8 @@ async fn grant_numbers_rise_across_leases_and_restarts() {
             tenant: claims(&lease.token).tenant,
             epoch: 0,
             has_other_workers: false,
+            part: 0,
+            load_stored: false,
         });
         assert_eq!(worker.recv_any().await.unwrap(), granted);
         client.release(&lease).await;
