@@ -34,13 +34,22 @@ impl LocalPool {
         Self::start_advertising(devices, None)
     }
 
+    /// Starts a pool whose worker writes snapshots to a directory, too.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub(crate) fn start_with_store(devices: &str) -> Result<Self> {
+        Self::start_any(&tensord_path()?, devices, None, true)
+    }
+
     /// Starts a pool with the `tensord` at `binary`.
     ///
     /// # Errors
     ///
     /// If the pool does not start.
     pub(crate) fn start_binary(binary: &Path, devices: &str) -> Result<Self> {
-        Self::start_any(binary, devices, None)
+        Self::start_any(binary, devices, None, false)
     }
 
     /// Starts a pool whose worker advertises the address `host`.
@@ -49,10 +58,15 @@ impl LocalPool {
     ///
     /// As [`start`](Self::start).
     pub(crate) fn start_advertising(devices: &str, host: Option<&str>) -> Result<Self> {
-        Self::start_any(&tensord_path()?, devices, host)
+        Self::start_any(&tensord_path()?, devices, host, false)
     }
 
-    fn start_any(binary: &Path, devices: &str, host: Option<&str>) -> Result<Self> {
+    fn start_any(
+        binary: &Path,
+        devices: &str,
+        host: Option<&str>,
+        has_store: bool,
+    ) -> Result<Self> {
         let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut command = Command::new(binary);
         let listen = ["up", "--listen", "127.0.0.1:0", "--devices", devices];
@@ -62,6 +76,10 @@ impl LocalPool {
             .arg(dir.path().join("state"));
         if let Some(host) = host {
             command.args(["--advertise", host]);
+        }
+        if has_store {
+            let store = dir.path().join("snapshots");
+            command.arg("--snapshots").arg(store);
         }
         remove_settings(&mut command);
         let process = Process::spawn(command, dir.path().join("pool.log"));

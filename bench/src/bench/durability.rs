@@ -1,7 +1,7 @@
 //! What it costs that a session can go on in another process, and how long that takes.
 //!
-//! The same training runs with and without snapshots, in turns, beside tensors of a given size
-//! that it keeps. Then its process is killed while it trains, and the time until its next loss is
+//! The same training runs without snapshots, with them, and with a snapshot store, in turns, beside
+//! tensors of a given size that it keeps. Then its process is killed while it trains, and the time until its next loss is
 //! measured: the worker notices, starts another process and restores the snapshot, and the client
 //! sends the ops since then again. The same is measured when the worker is killed, and another
 //! worker has the snapshot. When the worker is stopped, so that the lease moves, the longest time
@@ -58,9 +58,10 @@ const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(60);
 /// How long the process of a lease may take to end after its worker.
 const EXIT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What is measured when a worker is killed, and when it is stopped.
+/// What is measured when a worker is killed, with a snapshot store, and when a worker is stopped.
 const WORKER_KEY: &str = "worker_first_new_answer_ms";
 const WORKER_LABEL: &str = "from kill of the worker to next loss";
+const STORED_LABEL: &str = "a step, with snapshots in a directory, too";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 
 /// Steps between two losses that are read.
@@ -74,16 +75,18 @@ const STEPS_PER_READ: usize = 10;
 pub(super) fn run(context: &Context) -> Result<Report> {
     // One device, which has all of the worker's memory for snapshots.
     let pool = LocalPool::start("flex")?;
-    let url = || pool.url(TransportChoice::Auto).reveal();
+    let storing_pool = LocalPool::start_with_store("flex")?;
+    let url_of = |pool: &LocalPool| pool.url(TransportChoice::Auto).reveal();
+    let url = || url_of(&pool);
     let mut rows = table(
         &["state", ""],
         &["median", "quartiles", "× without snapshots"],
     );
     let mut json = Vec::new();
     for &state_mib in context.full_or_quick(&STATES_MIB[..], &STATES_MIB[..1]) {
-        let train = |is_durable| {
+        let train = |pool: &LocalPool, is_durable| {
             wait_until_idle(&[pool.process_id()]);
-            let (url, state_mib) = (url(), state_mib);
+            let url = url_of(pool);
             let turn = DurabilityTurn::Train {
                 url,
                 state_mib,
@@ -111,16 +114,22 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             context.turn::<f64>(Bench::Durability, &turn)
         };
         let contenders = vec![
-            Contender::new("off_ms", "a step, without snapshots", |_| train(false)),
-            Contender::new("durable_ms", "a step, with snapshots", |_| train(true)),
+            Contender::new("off_ms", "a step, without snapshots", |_| {
+                train(&pool, false)
+            }),
+            Contender::new("durable_ms", "a step, with snapshots", |_| {
+                train(&pool, true)
+            }),
+            Contender::new("stored_ms", STORED_LABEL, |_| train(&storing_pool, true)),
             Contender::new("first_new_answer_ms", "from kill to next loss", |_| kill()),
             Contender::new(WORKER_KEY, WORKER_LABEL, |_| end_worker(true)),
             Contender::new("move_pause_ms", MOVE_LABEL, |_| end_worker(false)),
         ];
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;
-        let ratio = found.ratio("durable_ms", "off_ms");
+        let ratio = |key: &str| found.ratio(key, "off_ms");
         for finding in found.iter() {
-            let shown = (finding.key == "durable_ms").then(|| format_optional(ratio));
+            let is_training = ["durable_ms", "stored_ms"].contains(&finding.key.as_str());
+            let shown = is_training.then(|| format_optional(ratio(&finding.key)));
             rows.add_row([
                 format!("{state_mib} MiB"),
                 format!("{}, ms", finding.label),
@@ -131,8 +140,10 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         }
         let mut figures: Map<_, _> = found.to_json();
         figures.insert("state_mib".into(), json!(state_mib));
-        let overhead = json!(ratio.map(|ratio| round(ratio - 1.0)));
-        figures.insert("overhead".into(), overhead);
+        for (name, key) in [("overhead", "durable_ms"), ("stored_overhead", "stored_ms")] {
+            let overhead = json!(ratio(key).map(|ratio| round(ratio - 1.0)));
+            figures.insert(name.into(), overhead);
+        }
         json.push(Value::from(figures));
     }
     Ok(Report {
