@@ -15,7 +15,7 @@
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 
-mod assignment;
+pub(crate) mod assignment;
 mod clients;
 mod durable;
 mod interruptions;

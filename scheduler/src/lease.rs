@@ -224,14 +224,12 @@ impl Lease {
 
     /// Returns whether stores have the snapshots of all sessions of the lease.
     pub(crate) fn is_stored(&self) -> bool {
+        if self.is_suspended() {
+            return self.parts.iter().all(|part| part.store.is_some());
+        }
         let workers = self.workers();
-        let parts = &self.parts;
-        let has_some = !workers.is_empty() || !parts.is_empty();
-        let mut parts = parts.iter();
-        let mut workers = workers.iter();
-        has_some
-            && parts.all(|part| part.store.is_some())
-            && workers.all(|worker| self.stored.contains_key(worker))
+        let mut all = workers.iter();
+        !workers.is_empty() && all.all(|worker| self.stored.contains_key(worker))
     }
 
     /// Returns what devices must be like for a lease to go on elsewhere that has all its devices on one

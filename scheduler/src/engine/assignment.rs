@@ -50,7 +50,7 @@ fn place(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::collection::{btree_set, vec};
     use proptest::prelude::*;
 
@@ -72,8 +72,12 @@ mod tests {
         check(&[&[1], &[]], None);
     }
 
-    /// Whether there is an assignment, by trying all.
-    fn is_possible(candidates: &[Vec<WorkerId>], taken: &mut Vec<WorkerId>) -> bool {
+    /// Returns whether there is an assignment, by trying all.
+    pub(crate) fn is_possible(candidates: &[Vec<WorkerId>]) -> bool {
+        is_possible_without(candidates, &mut Vec::new())
+    }
+
+    fn is_possible_without(candidates: &[Vec<WorkerId>], taken: &mut Vec<WorkerId>) -> bool {
         let Some((first, rest)) = candidates.split_first() else {
             return true;
         };
@@ -82,7 +86,7 @@ mod tests {
                 return false;
             }
             taken.push(*worker);
-            let possible = is_possible(rest, taken);
+            let possible = is_possible_without(rest, taken);
             taken.pop();
             possible
         })
@@ -96,7 +100,7 @@ mod tests {
             let candidates = candidates.into_iter().map(Vec::from_iter);
             let candidates: Vec<_> = candidates.collect();
             let assigned = assign(&candidates);
-            prop_assert_eq!(assigned.is_some(), is_possible(&candidates, &mut Vec::new()));
+            prop_assert_eq!(assigned.is_some(), is_possible(&candidates));
             if let Some(workers) = assigned {
                 let different: BTreeSet<_> = workers.iter().collect();
                 prop_assert_eq!(different.len(), candidates.len());

@@ -64,12 +64,21 @@ impl Engine {
         &self,
         store: Option<StoreId>,
     ) -> impl Iterator<Item = WorkerId> {
-        let has_it = move |worker: &WorkerId| {
-            let known = self.pool.get(*worker).filter(|known| !known.is_draining());
-            store.is_some_and(|store| known.and_then(Worker::store) == Some(store))
+        let stays = |worker: &WorkerId| {
+            let known = self.pool.get(*worker);
+            known.is_some_and(|known| !known.is_draining())
         };
-        let connected = self.pool.ids().filter(|it| self.pool.is_connected(*it));
-        connected.filter(has_it)
+        let connected = store.map(|store| self.connected_with_store(store));
+        connected.into_iter().flatten().filter(stays)
+    }
+
+    /// Returns the workers with a stream that have a snapshot store open.
+    fn connected_with_store(&self, store: StoreId) -> impl Iterator<Item = WorkerId> {
+        let has_it = move |worker: &WorkerId| {
+            let known = self.pool.get(*worker);
+            self.pool.is_connected(*worker) && known.and_then(Worker::store) == Some(store)
+        };
+        self.pool.ids().filter(has_it)
     }
 
     /// Returns where the snapshots are of a lease that has all its devices on one worker, if they are
@@ -108,17 +117,10 @@ impl Engine {
         let in_parts = lease.parts.iter().filter_map(|part| part.store);
         let stores: BTreeSet<_> = own.chain(stored).chain(in_parts).collect();
         for store in stores {
-            let mut with_store = self.pool.ids().filter(|worker| {
-                let known = self.pool.get(*worker);
-                self.pool.is_connected(*worker) && known.and_then(Worker::store) == Some(store)
-            });
             // A worker of the lease may still be writing.
-            let first = with_store.next();
-            let recipient = with_store.find(|worker| workers.contains(worker));
-            let recipient = first
-                .filter(|it| workers.contains(it))
-                .or(recipient)
-                .or(first);
+            let recipient = self
+                .connected_with_store(store)
+                .min_by_key(|worker| !workers.contains(worker));
             if let Some(worker) = recipient {
                 let leases = vec![id];
                 self.commands.push(Command::DropStored { worker, leases });

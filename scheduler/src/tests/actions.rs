@@ -1,10 +1,10 @@
 //! Actions of workers and clients in the simulated world, with the effect that each must
 //! have on the scheduler.
 
-use super::durable_world::can_be_assigned;
 use super::records::NEEDS_16_GIB;
 use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_at, store_of};
 use super::*;
+use crate::engine::assignment::tests::is_possible;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
 
 /// The records that a scheduler finds after a restart.
@@ -632,7 +632,7 @@ impl World {
 fn can_go_on(parts: &[SuspendedPart]) -> bool {
     let in_memory = parts.iter().filter(|part| part.store.is_none());
     let holders = in_memory.map(|part| part.holders.clone());
-    can_be_assigned(&holders.collect::<Vec<_>>(), &mut BTreeSet::new())
+    is_possible(&holders.collect::<Vec<_>>())
 }
 
 impl SimLease {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::world::{KnownWorker, SimWorker, World, store_of};
 use super::*;
 use crate::device::Requirement;
+use crate::engine::assignment::tests::is_possible;
 use crate::lease::{Keeper, Lease, Standing, SuspendedPart};
 
 impl World {
@@ -245,7 +246,7 @@ impl World {
             candidates.filter(|it| can_go_on_at(it, part)).collect()
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
-        let all_can = can_be_assigned(&candidates, &mut BTreeSet::new());
+        let all_can = is_possible(&candidates);
         assert!(has_old_process || !all_can, "{id} could go on");
     }
 
@@ -294,24 +295,6 @@ impl World {
         let known = worker.filter_map(|worker| worker.known.as_ref()).next()?;
         known.devices.get(device_ref.index as usize)
     }
-}
-
-/// Returns whether each part of a lease could have a worker of its own.
-pub(super) fn can_be_assigned(
-    candidates: &[Vec<WorkerId>],
-    taken: &mut BTreeSet<WorkerId>,
-) -> bool {
-    let Some((first, rest)) = candidates.split_first() else {
-        return true;
-    };
-    first.iter().any(|worker| {
-        let is_new = taken.insert(*worker);
-        let can = is_new && can_be_assigned(rest, taken);
-        if is_new {
-            taken.remove(worker);
-        }
-        can
-    })
 }
 
 /// Returns whether each part of a lease has its devices, in order, at one of its holders, or at a worker
