@@ -1,9 +1,9 @@
 //! What it costs that a session can go on in another process, and how long that takes.
 //!
 //! The same training runs without snapshots, with them, and with a snapshot store, in turns, beside
-//! tensors of a given size that it keeps. Then its process is killed while it trains, and the time until its next loss is
-//! measured: the worker notices, starts another process and restores the snapshot, and the client
-//! sends the ops since then again. The same is measured when the worker is killed, and another
+//! tensors of a given size that it keeps. Then its process is killed while it trains, and the time
+//! until its next loss is measured: the worker notices, starts another process and restores the
+//! snapshot, and the client sends the ops since then again. The same is measured when the worker is killed, and another
 //! worker has the snapshot. When the worker is stopped, so that the lease moves, the longest time
 //! between two losses is measured.
 

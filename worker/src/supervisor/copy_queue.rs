@@ -56,16 +56,16 @@ impl<P: Copy> CopyQueue<P> {
             mark,
             queued_at: Instant::now(),
         };
-        match self.outgoing.try_send(message) {
-            Ok(()) => true,
-            Err(_) => self.skip(session, mark),
+        let is_queued = self.outgoing.try_send(message).is_ok();
+        if !is_queued {
+            self.count_as_kept(session, mark);
         }
+        is_queued
     }
 
-    /// Lets a session's new snapshot count as kept without a copy. Returns `false`.
-    pub(super) fn skip(&self, session: SessionId, mark: u64) -> bool {
+    /// Lets a session's new snapshot count as kept without a copy.
+    pub(super) fn count_as_kept(&self, session: SessionId, mark: u64) {
         lock(&self.progress).counted(session, mark);
-        false
     }
 
     /// Has the copies of a session's snapshots dropped. If the queue is full, they are dropped with

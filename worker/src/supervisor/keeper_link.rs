@@ -69,10 +69,11 @@ impl KeeperQueues {
     /// Has a session's new snapshot sent to the keeper. Returns `false` if there is no keeper, or
     /// it does not keep up: the snapshot counts as kept.
     pub(super) fn send(&self, session: SessionId, mark: u64) -> bool {
-        match self.keeper.borrow().is_some() {
-            true => self.queue.send(session, mark),
-            false => self.queue.skip(session, mark),
+        let has_keeper = self.keeper.borrow().is_some();
+        if !has_keeper {
+            self.queue.count_as_kept(session, mark);
         }
+        has_keeper && self.queue.send(session, mark)
     }
 
     /// Returns the next snapshot that counts as kept. Cancel safe.

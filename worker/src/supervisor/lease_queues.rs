@@ -32,8 +32,8 @@ pub(super) struct RunningLease {
     pub(super) keeper: watch::Sender<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
     pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
-    /// Whether the scheduler has said that the lease is over: what the snapshot store has of it is deleted
-    /// when the lease has ended here.
+    /// Whether the lease has ended for good, and not only here: what the snapshot store has of it is
+    /// deleted when its process has exited.
     pub(super) is_over: bool,
     /// Whether the lease is suspended: its snapshots are held when its process has ended.
     pub(super) is_suspended: bool,

@@ -1,7 +1,8 @@
-//! A snapshot store: a directory in which workers keep the snapshots of their leases, beside memory.
+//! A snapshot store: a directory in which workers keep the snapshots of their leases, in addition to
+//! memory.
 //!
-//! It outlives its workers, and several hosts can share it. Its id, which the first worker that opens
-//! it makes up, tells the scheduler which workers have the same one open. The directory has a
+//! A store outlives its workers, and several hosts can share one. Its id, which the first worker that
+//! opens it generates, tells the scheduler which workers have the same store open. The directory has a
 //! subdirectory for each pool, in it one for each lease, and in that one for each part of the lease:
 //! what the lease has on one worker. The name of a snapshot's file says what the snapshot is, so that
 //! there is no index that could be out of date.
@@ -36,7 +37,7 @@ use tensord_proto::{
 use tokio::{task::spawn_blocking, time::timeout};
 use tokio_stream::StreamExt;
 
-use super::snapshots::KeptSnapshot;
+use super::snapshots::{KeptSnapshot, order};
 use crate::{
     blobs::shared::{SEALS, unnamed_memory},
     process_message::SnapshotInfo,
@@ -74,7 +75,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be made, read or written, or has an id that is none.
+    /// If the directory cannot be made, read or written, or its file for the id has something else in it.
     pub(crate) async fn open(location: &Path) -> Result<Self, OpenStoreError> {
         let error = |reason: String| OpenStoreError {
             location: location.to_owned(),
@@ -165,7 +166,7 @@ fn open_directory(directory: &Path) -> Result<Arc<dyn ObjectStore>, String> {
     Ok(Arc::new(opened))
 }
 
-/// Returns the store's id. Makes one up if the store has none.
+/// Returns the store's id. Generates one if the store has none.
 async fn read_id(objects: &dyn ObjectStore) -> Result<StoreId, String> {
     let path = ObjectPath::from(ID_OBJECT);
     let id = StoreId(rand::random_range(1..=u64::MAX));
@@ -220,11 +221,6 @@ impl StoredName {
         }
     }
 
-    /// Returns what rises with each snapshot of a session.
-    pub(super) fn order(&self) -> (u64, u64) {
-        (self.id.epoch, self.id.mark)
-    }
-
     fn parse(name: &str) -> Option<Self> {
         let mut fields = name.split('-').map(|field| match field.len() {
             16 => u64::from_str_radix(field, 16).ok(),
@@ -267,7 +263,7 @@ impl StoredPart {
         };
         let listed = listed.map_err(|e| e.to_string())?.into_iter();
         let mut names: Vec<_> = listed.filter_map(named).collect();
-        names.sort_by_key(|(name, _)| name.order());
+        names.sort_by_key(|(name, _)| order(name.id));
         Ok(names)
     }
 
@@ -311,19 +307,19 @@ impl StoredPart {
     ///
     /// If a snapshot cannot be read, or all are larger than `max_bytes`.
     pub(super) async fn load(&self, max_bytes: u64) -> Result<Vec<KeptSnapshot>, String> {
-        let mut attempts = LOAD_ATTEMPTS;
-        loop {
-            attempts -= 1;
-            match self.try_load(max_bytes).await {
-                // The worker that ran the lease last may still replace a snapshot by a later one.
-                Err(_) if attempts > 0 => {}
-                loaded => return loaded,
+        for _ in 1..LOAD_ATTEMPTS {
+            // The worker that ran the lease last may still replace a snapshot by a later one.
+            if let Ok(loaded) = self.try_load(max_bytes).await {
+                return Ok(loaded);
             }
         }
+        self.try_load(max_bytes).await
     }
 
     async fn try_load(&self, max_bytes: u64) -> Result<Vec<KeptSnapshot>, String> {
-        let names = needed(self.list().await?);
+        let mut names = self.list().await?;
+        let stored: Vec<_> = names.iter().map(|(name, _)| *name).collect();
+        names.retain(|(name, _)| is_needed(name, &stored));
         let size_bytes = names.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
         if size_bytes > max_bytes {
             return Err(format!(
@@ -382,21 +378,16 @@ impl StoredPart {
     }
 }
 
-/// Returns the snapshots of each session that its client may need, of all in ascending order.
-fn needed(names: Vec<(StoredName, u64)>) -> Vec<(StoredName, u64)> {
-    let of_session = |session_id: u64| {
-        let names = names.iter();
-        names.filter(move |(name, _)| name.id.session_id == session_id)
+/// Returns whether a session's client may go on from one of the `stored` snapshots, which are in
+/// ascending order: from the session's last one, or from that of the mark which the client had
+/// committed then.
+pub(super) fn is_needed(name: &StoredName, stored: &[StoredName]) -> bool {
+    let session_id = name.id.session_id;
+    let mut of_session = stored.iter().filter(|it| it.id.session_id == session_id);
+    let Some(last) = of_session.next_back() else {
+        return false;
     };
-    let is_needed = |(name, _): &&(StoredName, u64)| {
-        let last = of_session(name.id.session_id).next_back();
-        last.is_some_and(|(last, _)| {
-            let mut committed = of_session(name.id.session_id);
-            let committed = committed.rfind(|(it, _)| it.id.mark == last.committed);
-            *last == *name || committed.is_some_and(|(it, _)| *it == *name)
-        })
-    };
-    names.iter().filter(is_needed).copied().collect()
+    name == last || of_session.rfind(|it| it.id.mark == last.committed) == Some(name)
 }
 
 /// Returns the contents of sealed memory without a copy.

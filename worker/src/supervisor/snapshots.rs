@@ -48,11 +48,6 @@ impl KeptSnapshot {
         Self { epoch, info, file }
     }
 
-    /// Returns what rises with each snapshot of a session.
-    pub(super) fn order(&self) -> (u64, u64) {
-        (self.epoch, self.info.mark)
-    }
-
     /// Returns what identifies the snapshot among those of its lease.
     pub(crate) fn id(&self) -> SnapshotId {
         SnapshotId {
@@ -61,6 +56,11 @@ impl KeptSnapshot {
             epoch: self.epoch,
         }
     }
+}
+
+/// Returns what rises with each snapshot of a session.
+pub(super) fn order(id: SnapshotId) -> (u64, u64) {
+    (id.epoch, id.mark)
 }
 
 /// The bounds of a lease's snapshots.

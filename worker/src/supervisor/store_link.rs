@@ -22,8 +22,8 @@ use super::{
     copy_progress::{CopyProgress, StoredMarks},
     copy_queue::{CopyQueue, Outgoing},
     pending_marks::{PendingMarks, STORE_DEADLINE},
-    snapshot_store::{StoredName, StoredPart},
-    snapshots::KeptSnapshot,
+    snapshot_store::{StoredName, StoredPart, is_needed},
+    snapshots::{KeptSnapshot, order},
 };
 use crate::locks::lock;
 
@@ -47,7 +47,7 @@ pub(super) struct StoreLink {
     /// has room for.
     waiting: VecDeque<Outgoing>,
     marks: PendingMarks<StoreId>,
-    /// What the store has of each session, in the order of [`StoredName::order`].
+    /// What the store has of each session, in ascending [`order`].
     stored: HashMap<SessionId, Vec<StoredName>>,
     has_warned: bool,
 }
@@ -234,7 +234,7 @@ impl StoreLink {
         self.wait_for(part.put(snapshot)).await?;
         let stored = self.stored.entry(session).or_default();
         stored.push(name);
-        stored.sort_by_key(StoredName::order);
+        stored.sort_by_key(|name| order(name.id));
         let replaced = take_replaced(stored);
         self.report(session);
         for name in replaced {
@@ -260,19 +260,12 @@ impl StoreLink {
     }
 }
 
-/// Removes and returns the snapshots of a session from which its client cannot go on any more: all but
-/// the last one, and that of the mark which the client had committed then.
+/// Removes and returns the snapshots of a session from which its client cannot go on any more.
 fn take_replaced(stored: &mut Vec<StoredName>) -> Vec<StoredName> {
-    let Some(last) = stored.last().copied() else {
-        return Vec::new();
-    };
-    let committed = stored
-        .iter()
-        .rfind(|it| it.id.mark == last.committed)
-        .copied();
-    stored
-        .extract_if(.., |it| *it != last && Some(*it) != committed)
-        .collect()
+    let all = std::mem::take(stored);
+    let (needed, replaced) = all.iter().partition(|name| is_needed(name, &all));
+    *stored = needed;
+    replaced
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@ use tensord_proto::{ids::LeaseId, v1::LeaseGranted};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::{Job, Supervisor, lease_queues::LeaseQueues, snapshot_store::StoredPart};
+use super::{
+    Job, Supervisor, lease_queues::LeaseQueues, snapshot_store::StoredPart, snapshots::order,
+};
 use crate::locks::lock;
 
 /// How long it may take to load the snapshots of a lease. The clients of its sessions try to reach this
@@ -99,9 +101,9 @@ impl Supervisor {
         let mut snapshots = lock(&self.snapshots);
         let in_memory = snapshots.of(lease);
         loaded.retain(|stored| {
-            let session_id = stored.info.session_id;
+            let (session_id, at) = (stored.info.session_id, order(stored.id()));
             let mut others = in_memory.iter();
-            !others.any(|it| it.info.session_id == session_id && it.order() >= stored.order())
+            !others.any(|it| it.info.session_id == session_id && order(it.id()) >= at)
         });
         if loaded.is_empty() && in_memory.is_empty() {
             return Err(format!("{store} has no snapshots of it"));
@@ -115,8 +117,7 @@ impl Supervisor {
 
     /// Has the store listed if that is due.
     pub(super) fn list_stored_if_due(&self) {
-        let has_joined = lock(&self.scheduler).lease_key.is_some();
-        if self.settings.store.is_none() || !has_joined {
+        if self.settings.store.is_none() || lock(&self.scheduler).lease_key.is_none() {
             return;
         }
         let now = Instant::now();

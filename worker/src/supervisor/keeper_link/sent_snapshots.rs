@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
-use crate::supervisor::copy_progress::StoredMarks;
+use crate::supervisor::{copy_progress::StoredMarks, snapshots::order};
 
 /// The latest snapshot of each session that was sent on a connection, or that the keeper had
 /// before, and the one before it that the client had committed.
@@ -20,15 +20,11 @@ struct Sent {
 }
 
 impl SentSnapshots {
-    fn order(id: SnapshotId) -> (u64, u64) {
-        (id.epoch, id.mark)
-    }
-
     /// Returns whether a snapshot is later than all that were sent of its session.
     pub(super) fn is_new(&self, id: SnapshotId) -> bool {
         let sent = self.0.get(&SessionId(id.session_id));
         let latest = sent.and_then(|sent| sent.snapshots.last());
-        latest.is_none_or(|(latest, _)| Self::order(*latest) < Self::order(id))
+        latest.is_none_or(|(latest, _)| order(*latest) < order(id))
     }
 
     /// Records that a snapshot is sent, which was taken when the client had committed the mark
