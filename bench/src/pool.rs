@@ -182,10 +182,6 @@ fn connect(url: PoolUrl) -> Result<Pool> {
 ///
 /// If the printed text is not a pool URL.
 pub(crate) fn printed_url(process: &Process, role: &str) -> Result<PoolUrl> {
-    let url = process.wait_for("URL", |line| {
-        let (_, url) = line.split_once("TENSORD_URL=")?;
-        let url = url.trim_matches(['\'', '"']).to_owned();
-        line.contains(role).then_some(url)
-    });
+    let url = process.printed_url(role);
     url.parse().context("a pool printed a malformed URL")
 }

@@ -22,6 +22,9 @@ pub const START_DEADLINE: Duration = Duration::from_secs(60);
 /// Number of lines of a process's log that are printed when its test fails.
 const LAST_LOG_LINES: usize = 80;
 
+/// The entry of a cluster's directory that is the snapshot store of its workers, if they have one.
+pub const SNAPSHOTS: &str = "snapshots";
+
 /// A `tensord` process.
 pub struct Process {
     child: Child,
@@ -148,6 +151,18 @@ impl Process {
         }
     }
 
+    /// Returns the pool URL that the process prints for a role, such as `program`.
+    ///
+    /// # Panics
+    ///
+    /// As [`wait_for`](Self::wait_for).
+    pub fn printed_url(&self, role: &str) -> String {
+        self.wait_for("URL", |line| {
+            let url = url_in(line)?;
+            line.contains(role).then_some(url)
+        })
+    }
+
     /// Returns the log written so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -211,6 +226,12 @@ impl Process {
             self.log()
         );
     }
+}
+
+/// Returns the pool URL in a line that a process prints.
+fn url_in(line: &str) -> Option<String> {
+    let (_, url) = line.split_once("TENSORD_URL=")?;
+    Some(url.trim_matches(['\'', '"']).to_owned())
 }
 
 impl Drop for Process {
@@ -292,13 +313,7 @@ impl Cluster {
         let mut args = vec!["scheduler", "--listen", listen, "--state", state];
         args.extend(more);
         let process = Process::start(&args, &[], self.path("scheduler.log"));
-        let url = |line: &str| {
-            let (_, url) = line.split_once("TENSORD_URL=")?;
-            Some((
-                line.contains("program"),
-                url.trim_matches(['\'', '"']).to_owned(),
-            ))
-        };
+        let url = |line: &str| Some((line.contains("program"), url_in(line)?));
         for _ in 0..2 {
             match process.wait_for("URL", url) {
                 (true, url) => self.client_url = url,
@@ -389,6 +404,17 @@ impl Cluster {
         let binary = self.worker_binary.clone();
         self.workers
             .push(Process::start_of(&binary, &args, &env, log));
+    }
+
+    /// Starts a worker with the snapshot store of this cluster.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot be started.
+    pub fn add_worker_with_store(&mut self, devices: &str) {
+        let store = self.path(SNAPSHOTS);
+        let store = store.to_str().expect("temporary paths are text");
+        self.add_worker_with(devices, &["--snapshots", store]);
     }
 
     /// Waits until `count` workers are registered in the pool.

@@ -256,11 +256,7 @@ fn mlp_on_two_workers_trains_on_when_both_are_killed() {
     let _alone = training_lock();
     let expected = undisturbed::<Mlp>(&["flex", "flex"], RANKS, EPOCHS);
     let cluster = start(&[]);
-    let add_worker = |cluster: &mut Cluster| {
-        let store = cluster.path("snapshots").into_os_string();
-        let store = store.into_string().expect("temporary paths are text");
-        cluster.add_worker_with("flex", &["--snapshots", &store]);
-    };
+    let add_worker = |cluster: &mut Cluster| cluster.add_worker_with_store("flex");
     let administrator = {
         let mut cluster = cluster.lock().unwrap();
         (0..RANKS).for_each(|_| add_worker(&mut cluster));

@@ -1,17 +1,12 @@
 //! A training goes on from a snapshot store when all workers with its snapshots in memory are gone.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread::sleep,
-    time::Duration,
-};
+use std::{fs, path::Path, thread::sleep, time::Duration};
 
 use burn::tensor::Device;
 use tensord_client::{LeaseRequest, Pool};
 use tensord_testkit::{
     administrator::Administrator,
-    cluster::{Cluster, Process, binary},
+    cluster::{Cluster, Process, SNAPSHOTS, binary},
     models::Mlp,
     training::losses,
 };
@@ -31,16 +26,12 @@ fn undisturbed() -> Vec<f32> {
     losses::<Mlp>(&Device::flex(), STEPS, |_| {}).unwrap()
 }
 
-/// Returns the path of the cluster's snapshot store.
-fn store(cluster: &Cluster) -> String {
-    let path = cluster.path("snapshots").into_os_string();
-    path.into_string().expect("temporary paths are text")
-}
-
-/// Adds a worker with a device and the cluster's snapshot store.
-fn add_worker(cluster: &mut Cluster) {
-    let store = store(cluster);
-    cluster.add_worker_with("flex", &["--snapshots", &store]);
+/// Starts a pool of workers with a device each, which share a snapshot store.
+fn start(workers: usize) -> Cluster {
+    let mut cluster = Cluster::start(&[]);
+    (0..workers).for_each(|_| cluster.add_worker_with_store("flex"));
+    cluster.wait_for_workers(workers);
+    cluster
 }
 
 /// Returns the sizes of the files below a directory.
@@ -66,9 +57,7 @@ fn wait_for_store(administrator: &Administrator) {
 
 #[test]
 fn training_outlives_the_only_worker_and_the_scheduler() {
-    let mut cluster = Cluster::start(&[]);
-    add_worker(&mut cluster);
-    cluster.wait_for_workers(1);
+    let mut cluster = start(1);
     let undisturbed = undisturbed();
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let administrator = Administrator::of(&cluster);
@@ -80,14 +69,14 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
             if step == 12 {
                 cluster.restart_scheduler_with(&[]);
             }
-            add_worker(&mut cluster);
+            cluster.add_worker_with_store("flex");
             last += 1;
         }
         // A stopped worker has nowhere to move its lease to.
         8 => {
             wait_for_store(&administrator);
             cluster.workers[last].signal("TERM");
-            add_worker(&mut cluster);
+            cluster.add_worker_with_store("flex");
             last += 1;
         }
         _ => {}
@@ -96,7 +85,7 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
     assert_eq!(lease.ended(), None);
     drop(lease);
     // The id of the store stays.
-    let directory = PathBuf::from(store(&cluster));
+    let directory = cluster.path(SNAPSHOTS);
     administrator.wait("the snapshots to be deleted", || {
         file_sizes(&directory).len() == 1
     });
@@ -104,10 +93,7 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
 
 #[test]
 fn training_goes_on_when_its_worker_and_its_keeper_are_killed_at_once() {
-    let mut cluster = Cluster::start(&[]);
-    add_worker(&mut cluster);
-    add_worker(&mut cluster);
-    cluster.wait_for_workers(2);
+    let mut cluster = start(2);
     let undisturbed = undisturbed();
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let administrator = Administrator::of(&cluster);
@@ -116,7 +102,7 @@ fn training_goes_on_when_its_worker_and_its_keeper_are_killed_at_once() {
             wait_for_keeper(&administrator);
             wait_for_store(&administrator);
             cluster.workers.iter_mut().for_each(Process::kill);
-            add_worker(&mut cluster);
+            cluster.add_worker_with_store("flex");
         }
     });
     assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
@@ -125,9 +111,7 @@ fn training_goes_on_when_its_worker_and_its_keeper_are_killed_at_once() {
 
 #[test]
 fn suspended_training_outlives_its_worker() {
-    let mut cluster = Cluster::start(&[]);
-    add_worker(&mut cluster);
-    cluster.wait_for_workers(1);
+    let mut cluster = start(1);
     let undisturbed = undisturbed();
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let administrator = Administrator::of(&cluster);
@@ -137,7 +121,7 @@ fn suspended_training_outlives_its_worker() {
             let id = administrator.suspend_running();
             cluster.workers[0].kill();
             cluster.restart_scheduler_with(&[]);
-            add_worker(&mut cluster);
+            cluster.add_worker_with_store("flex");
             administrator.wait("the new worker", || administrator.holders() == 1);
             administrator.command(&["resume", &id]).unwrap();
         }
@@ -148,20 +132,16 @@ fn suspended_training_outlives_its_worker() {
 
 #[test]
 fn training_goes_on_although_nothing_can_be_stored() {
-    let mut cluster = Cluster::start(&[]);
-    add_worker(&mut cluster);
-    add_worker(&mut cluster);
-    cluster.wait_for_workers(2);
+    let mut cluster = start(2);
     let undisturbed = undisturbed();
-    let directory = PathBuf::from(store(&cluster));
-    let pool = fs::canonicalize(&directory).unwrap();
+    let store = cluster.path(SNAPSHOTS);
     let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     let administrator = Administrator::of(&cluster);
     let ours = losses::<Mlp>(&lease.devices()[0], STEPS, |step| match step {
         // A file in the place of the store, as if its disk were gone.
         4 => {
-            fs::rename(&pool, pool.with_extension("gone")).unwrap();
-            fs::write(&pool, "").unwrap();
+            fs::rename(&store, store.with_extension("gone")).unwrap();
+            fs::write(&store, "").unwrap();
             // The next op is after the interval of marks.
             sleep(MARK_INTERVAL);
         }
@@ -190,7 +170,7 @@ fn path_in(directory: impl AsRef<Path>, name: &str) -> String {
 /// programs.
 fn start_up(directory: &Path, port: u16, log: &str) -> (Process, String) {
     let listen = format!("127.0.0.1:{port}");
-    let [state, store] = ["state", "snapshots"].map(|name| path_in(directory, name));
+    let [state, store] = ["state", SNAPSHOTS].map(|name| path_in(directory, name));
     let args = [
         "up",
         "--listen",
@@ -203,11 +183,7 @@ fn start_up(directory: &Path, port: u16, log: &str) -> (Process, String) {
         &store,
     ];
     let process = Process::start_of(&binary(), &args, &[], directory.join(log));
-    let url = process.wait_for("the URL", |line| {
-        let (_, url) = line.split_once("TENSORD_URL=")?;
-        let is_for_programs = line.contains("program");
-        is_for_programs.then(|| url.trim_matches(['\'', '"']).to_owned())
-    });
+    let url = process.printed_url("program");
     (process, url)
 }
 
