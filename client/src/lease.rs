@@ -83,8 +83,8 @@ impl LeaseRequest {
         self
     }
 
-    /// Chooses whether the lease goes on when a process that runs it dies. By default it does
-    /// where that is possible.
+    /// Chooses whether the lease goes on when a process that runs it dies or a worker is lost, and on
+    /// which devices. By default it does where that is possible.
     pub fn durable(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
@@ -126,7 +126,10 @@ impl fmt::Debug for LeaseRequest {
     }
 }
 
-/// Whether a lease goes on when a process that runs it dies.
+/// Whether a lease goes on when a process that runs it dies or a worker is lost, and on which devices.
+///
+/// It goes on from snapshots, if the workers take any, and executes the ops since the last one again.
+/// Answers that the program has already got are not given to it again.
 ///
 /// ```
 /// # use tensord_client::{Durability, LeaseRequest};
@@ -136,12 +139,44 @@ impl fmt::Debug for LeaseRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// A lease of CPU devices goes on, with the same bits, if their workers take snapshots.
+    /// [`Exact`](Self::Exact) on exact devices, which CPU devices are; [`Continue`](Self::Continue)
+    /// on GPUs.
     #[default]
     Auto,
+    /// The lease gets [exact](DeviceFingerprint::is_exact) devices only, and goes on only where it
+    /// gives the same bits: at devices of equal fingerprints. If an answer differs all the same, its
+    /// session ends.
+    Exact,
+    /// The lease goes on at devices of the same kind, best of equal fingerprints. Later values may
+    /// have other bits than without the loss. If an answer differs that the program has already
+    /// got, a warning is logged.
+    Continue,
     /// The lease ends. The worker takes no snapshots of it, and this process keeps nothing of
     /// what the worker has received.
     Off,
+}
+
+impl Durability {
+    /// Returns what it means for a session on `device`.
+    pub(crate) fn on(self, device: &LeasedDevice) -> Self {
+        let is_exact = device.fingerprint.is_some_and(|it| it.is_exact);
+        match self {
+            Self::Auto if is_exact => Self::Exact,
+            Self::Auto => Self::Continue,
+            Self::Exact | Self::Continue | Self::Off => self,
+        }
+    }
+}
+
+impl From<Durability> for v1::Durability {
+    fn from(durability: Durability) -> Self {
+        match durability {
+            Durability::Auto => Self::Auto,
+            Durability::Exact => Self::Exact,
+            Durability::Continue => Self::Continue,
+            Durability::Off => Self::Off,
+        }
+    }
 }
 
 /// A description of a leased device, with the name of its worker.

@@ -29,7 +29,7 @@ use crate::{
         lease_watch::LeaseWatch,
     },
     error::{ConnectError, LeaseError},
-    lease::{Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest},
+    lease::{Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest, LeasedDevice},
     session::{Session, SessionTarget, drive},
 };
 
@@ -215,6 +215,7 @@ impl Pool {
                 lease_rank,
             };
             let id = SessionId(rand::rng().next_u64());
+            let durability = durability.on(&LeasedDevice::from(leased));
             let session = Session::new(id, cohort_member, durability, rand::random());
             let (lease_device, opening) = self.open_session(leased, granted, session, &watch)?;
             lease.lease_devices.push(lease_device);

@@ -27,11 +27,35 @@ pub struct DeviceFingerprint {
     pub is_exact: bool,
 }
 
+/// Whether a lease goes on from snapshots if a process of it dies or a worker is lost, and on which
+/// devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It ends.
+    #[default]
+    Off,
+    /// [`Exact`](Self::Exact) on exact devices, and [`Continue`](Self::Continue) on others.
+    Auto,
+    /// On devices that give the same bits. The lease is granted exact devices only.
+    Exact,
+    /// On devices of the same kind, which may give other bits.
+    Continue,
+}
+
+impl Durability {
+    /// Returns whether the lease goes on.
+    pub fn is_durable(self) -> bool {
+        self != Self::Off
+    }
+}
+
 /// What devices must be like for the sessions of a lease to go on there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// The fingerprint of exact devices: the sessions would give other bits on others.
+    /// The fingerprint of the lease's devices.
     pub fingerprint: [u8; 16],
+    /// The kind of the lease's devices, if others of that kind may have another fingerprint.
+    pub kind: Option<String>,
     /// The memory of the lease's smallest device, in bytes.
     pub smallest_bytes: u64,
     /// The memory of its largest device, in bytes.
@@ -39,17 +63,29 @@ pub struct Requirement {
 }
 
 impl Requirement {
-    /// Returns what is needed to take the place of `devices`, or `None` if one of them does not give
-    /// the same bits each time, or they have different fingerprints.
-    pub(crate) fn of<'a>(mut devices: impl Iterator<Item = &'a DeviceSpec>) -> Option<Self> {
-        let first = devices.next()?;
+    /// Returns what is needed to take the place of `devices`. `None` if the fingerprint of one is not
+    /// known, if the lease must give the same bits and one of them does not do so each time, or if
+    /// no device is like all of them.
+    pub(crate) fn of<'a>(
+        devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
+        durability: Durability,
+    ) -> Option<Self> {
+        let first = devices.clone().next()?;
+        let fingerprint = first.fingerprint?;
+        let may_differ = match durability {
+            Durability::Off => return None,
+            Durability::Exact if !fingerprint.is_exact => return None,
+            Durability::Auto | Durability::Exact => !fingerprint.is_exact,
+            Durability::Continue => true,
+        };
         let mut requirement = Self {
-            fingerprint: exact_fingerprint(first)?,
+            fingerprint: fingerprint.hash,
+            kind: may_differ.then(|| first.kind.clone()),
             smallest_bytes: first.memory_bytes,
             largest_bytes: first.memory_bytes,
         };
         for device in devices {
-            if exact_fingerprint(device) != Some(requirement.fingerprint) {
+            if !requirement.is_like(device) {
                 return None;
             }
             requirement.smallest_bytes = requirement.smallest_bytes.min(device.memory_bytes);
@@ -60,21 +96,29 @@ impl Requirement {
 
     /// Returns whether a device can take the place of any of the lease's devices.
     pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
-        exact_fingerprint(device) == Some(self.fingerprint)
-            && device.memory_bytes >= self.largest_bytes
+        self.is_like(device) && device.memory_bytes >= self.largest_bytes
     }
 
     /// Returns whether the lease can go on where it was, on this device of a worker that is back.
     pub(crate) fn accepts_back(&self, device: &DeviceSpec) -> bool {
-        exact_fingerprint(device) == Some(self.fingerprint)
-            && device.memory_bytes >= self.smallest_bytes
+        self.is_like(device) && device.memory_bytes >= self.smallest_bytes
     }
-}
 
-/// Returns the fingerprint of a device that gives the same bits each time.
-fn exact_fingerprint(device: &DeviceSpec) -> Option<[u8; 16]> {
-    let exact = device.fingerprint.filter(|it| it.is_exact);
-    exact.map(|it| it.hash)
+    /// Returns whether a device computes like the lease's.
+    fn is_like(&self, device: &DeviceSpec) -> bool {
+        match (&self.kind, device.fingerprint) {
+            (Some(kind), Some(_)) => *kind == device.kind,
+            (None, Some(fingerprint)) => {
+                fingerprint.is_exact && fingerprint.hash == self.fingerprint
+            }
+            (_, None) => false,
+        }
+    }
+
+    /// Returns whether a device has the fingerprint of the lease's devices.
+    pub(crate) fn is_equal(&self, device: &DeviceSpec) -> bool {
+        device.fingerprint.map(|it| it.hash) == Some(self.fingerprint)
+    }
 }
 
 /// The devices that a client requests, all or none.
@@ -87,8 +131,8 @@ pub struct Demand {
     /// The least memory of each device, in bytes.
     pub memory_bytes: u64,
     /// Whether the lease is to go on from snapshots if a process of it dies, or at another worker if
-    /// a worker is lost. Leases with devices that are not exact do not.
-    pub is_durable: bool,
+    /// a worker is lost.
+    pub durability: Durability,
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for
     /// the pool's default.
     pub recover_within: Option<Duration>,
@@ -97,15 +141,21 @@ pub struct Demand {
 impl Demand {
     /// Returns whether `device` meets the demand.
     pub(crate) fn accepts(&self, device: &DeviceSpec) -> bool {
+        let is_exact = || device.fingerprint.is_some_and(|it| it.is_exact);
         self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
             && self.memory_bytes <= device.memory_bytes
+            && (self.durability != Durability::Exact || is_exact())
     }
 }
 
 impl fmt::Display for Demand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.devices == 1 { "" } else { "s" };
-        write!(f, "{} device{plural} of ", self.devices)?;
+        let exact = match self.durability {
+            Durability::Exact => "exact ",
+            Durability::Off | Durability::Auto | Durability::Continue => "",
+        };
+        write!(f, "{} {exact}device{plural} of ", self.devices)?;
         match &self.kind {
             Some(kind) => write!(f, "kind {kind}")?,
             None => write!(f, "any kind")?,

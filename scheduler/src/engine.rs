@@ -157,7 +157,7 @@ impl Engine {
                 true => None,
                 false => lease.lease_devices.iter().map(device).collect(),
             },
-            is_durable: lease.is_durable,
+            durability: lease.durability,
             epoch: lease.epoch,
             waits: lease.lost().cloned(),
             suspension: self.suspension(lease),

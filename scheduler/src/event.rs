@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
 
-use crate::device::{Demand, DeviceSpec};
+use crate::device::{Demand, DeviceSpec, Durability};
 use crate::time::Timestamp;
 
 /// The number of a stream between the scheduler and a client or worker. The driver uses no
@@ -272,7 +272,7 @@ pub struct Claim {
     pub lease_devices: Vec<GrantedDevice>,
     /// Whether the lease goes on from snapshots if a process of it dies, or at another worker if its
     /// worker is lost.
-    pub is_durable: bool,
+    pub durability: Durability,
     /// How often the lease had moved to another worker when the token was signed.
     pub epoch: u64,
 }

@@ -14,7 +14,7 @@ use indexmap::IndexMap;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
-use crate::device::{DeviceSpec, Requirement};
+use crate::device::{DeviceSpec, Durability, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::options::Options;
 use crate::reason::EndReason;
@@ -38,7 +38,7 @@ pub(crate) struct Lease {
     pub(crate) rejoin_by: Option<Timestamp>,
     /// Whether the lease goes on from snapshots if a process of it dies, or at its keeper if its worker
     /// is lost.
-    pub(crate) is_durable: bool,
+    pub(crate) durability: Durability,
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
     /// pool's default.
     pub(crate) recover_within: Option<Duration>,
@@ -93,7 +93,7 @@ pub(crate) enum Standing {
 }
 
 /// The other worker that keeps the snapshots of the sessions on one worker of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,
     /// What devices must be like for these sessions to go on there.
@@ -107,7 +107,7 @@ pub(crate) struct Keeper {
 
 /// The snapshot store that has the snapshots from which the sessions on one worker of a lease would go
 /// on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredSessions {
     pub(crate) store: StoreId,
     /// What devices must be like for these sessions to go on.
@@ -167,12 +167,12 @@ impl Lease {
     pub(crate) fn owned(
         client: ClientId,
         lease_devices: &[GrantedDevice],
-        is_durable: bool,
+        durability: Durability,
         epoch: u64,
     ) -> Self {
         let mut lease = Self {
             owner: Some(client),
-            is_durable,
+            durability,
             epoch,
             ..Self::default()
         };
@@ -235,8 +235,8 @@ impl Lease {
     /// Returns what devices must be like for a lease to go on elsewhere that has all its devices on one
     /// worker, if it could.
     pub(crate) fn requirement_elsewhere(&self) -> Option<Requirement> {
-        let keeper = self.only_keeper().map(|keeper| keeper.requirement);
-        keeper.or_else(|| Some(self.only_stored()?.requirement))
+        let keeper = self.only_keeper().map(|keeper| keeper.requirement.clone());
+        keeper.or_else(|| Some(self.only_stored()?.requirement.clone()))
     }
 
     /// Returns whether the lease could go on elsewhere although its worker is there: the keeper or a

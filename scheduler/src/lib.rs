@@ -31,7 +31,7 @@ mod time;
 mod tests;
 
 pub use command::{Command, LeasedDevice, Peer};
-pub use device::{Demand, DeviceFingerprint, DeviceSpec, Inventory, Requirement};
+pub use device::{Demand, DeviceFingerprint, DeviceSpec, Durability, Inventory, Requirement};
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,

@@ -14,7 +14,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
-use crate::device::{Demand, DeviceSpec, Inventory, Requirement};
+use crate::device::{Demand, DeviceSpec, Durability, Inventory, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
@@ -354,6 +354,19 @@ impl Pool {
         (fitting.len() == count).then_some(fitting)
     }
 
+    /// Returns whether a worker has `count` devices that meet `requirement` and have the fingerprint
+    /// of the lease's devices.
+    pub(crate) fn has_equal(
+        &self,
+        worker: WorkerId,
+        requirement: &Requirement,
+        count: usize,
+    ) -> bool {
+        let offers = self.get(worker).into_iter().flat_map(Worker::offers);
+        let equal = offers.filter(|it| requirement.accepts(it) && requirement.is_equal(it));
+        equal.count() >= count
+    }
+
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another
     /// lease: at most `count`.
     pub(crate) fn fitting(
@@ -367,7 +380,7 @@ impl Pool {
             devices: 1,
             kind: None,
             memory_bytes: 0,
-            is_durable: false,
+            durability: Durability::Off,
             recover_within: None,
         };
         let free = self.get(worker).into_iter().flat_map(|it| it.free(&any));

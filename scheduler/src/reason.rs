@@ -221,12 +221,13 @@ pub enum CannotMove {
     /// The lease has devices of several workers.
     #[error("it has devices of several workers")]
     SeveralWorkers,
-    /// A device does not give the same bits each time, as a GPU, or the devices differ.
-    #[error("its devices are not exact, or differ from each other")]
+    /// Its devices differ so that no others could take their place, or it is to go on at exact devices
+    /// only and has others, or a worker has not reported a fingerprint.
+    #[error("its devices differ in kind or fingerprint, or have none")]
     NotExact,
     /// No other worker has such devices.
     #[error(
-        "no other worker, apart from those that drain or still end the lease, has as many devices of the same fingerprint and memory"
+        "no other worker, apart from those that drain or still end the lease, has as many devices of the same fingerprint (or kind, if the lease may go on with other bits) and memory"
     )]
     NoKeeper,
     /// The lease's client is not attached, and nobody else could open its sessions.

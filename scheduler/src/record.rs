@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
-use crate::device::Requirement;
+use crate::device::{Durability, Requirement};
 use crate::event::{GrantedDevice, Suspender};
 use crate::lease::{Keeper, Lease, Standing, StoredSessions, SuspendedPart};
 use crate::reason::EndReason;
@@ -54,7 +54,7 @@ pub enum RecordedStanding {
 }
 
 /// The worker that keeps the snapshots of the sessions on one worker of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedKeeper {
     /// The worker that runs the sessions.
     pub source: WorkerId,
@@ -67,7 +67,7 @@ pub struct RecordedKeeper {
 }
 
 /// The snapshot store that has the snapshots of the sessions on one worker of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedStore {
     /// The worker that runs the sessions.
     pub source: WorkerId,
@@ -105,7 +105,7 @@ impl LeaseRecord {
 
     /// Returns the record of a lease, or `None` if the lease needs none.
     pub(crate) fn of(lease: &Lease) -> Option<Self> {
-        let owner = lease.owner.filter(|_| lease.is_durable)?;
+        let owner = lease.owner.filter(|_| lease.durability.is_durable())?;
         let has_keepers = !lease.keepers.is_empty() || !lease.stored.is_empty();
         let is_as_granted = lease.epoch == 0 && !lease.is_suspended();
         if !has_keepers && is_as_granted && lease.recover_within.is_none() {
@@ -116,13 +116,13 @@ impl LeaseRecord {
         let keeper = |(&source, keeper): (&WorkerId, &Keeper)| RecordedKeeper {
             source,
             keeper: keeper.worker,
-            requirement: keeper.requirement,
+            requirement: keeper.requirement.clone(),
             is_kept: keeper.is_kept,
         };
         let stored = |(&source, it): (&WorkerId, &StoredSessions)| RecordedStore {
             source,
             store: it.store,
-            requirement: it.requirement,
+            requirement: it.requirement.clone(),
         };
         Some(Self {
             owner,
@@ -136,9 +136,10 @@ impl LeaseRecord {
         })
     }
 
-    /// Returns the lease, without deadlines. Its client and its workers are away.
+    /// Returns the lease, without deadlines. Its client and its workers are away. The client's claim
+    /// has its durability.
     pub(crate) fn into_lease(self, now: Timestamp) -> Lease {
-        let mut lease = Lease::owned(self.owner, &self.devices, true, self.epoch);
+        let mut lease = Lease::owned(self.owner, &self.devices, Durability::Auto, self.epoch);
         let keeper = |it: RecordedKeeper| {
             let keeper = Keeper {
                 worker: it.keeper,

@@ -6,6 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
+use crate::device::Durability;
 use crate::reason::{CannotMove, EndReason};
 use crate::time::Timestamp;
 
@@ -34,7 +35,7 @@ pub struct LeaseSnapshot {
     pub devices: Option<Vec<LeasedDevice>>,
     /// Whether the lease goes on from snapshots if a process of it dies, or at another worker if its
     /// worker is lost.
-    pub is_durable: bool,
+    pub durability: Durability,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
     /// Why the lease waits for a device, if its worker is gone.

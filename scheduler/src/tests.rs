@@ -33,8 +33,9 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
 use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
-    EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice, Options, Outages,
-    Peer, RefuseReason, Registration, SnapshotPlaces, StreamId, Suspender, Timestamp, WorkerEvent,
+    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice,
+    Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces, StreamId, Suspender,
+    Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -162,6 +163,18 @@ fn exact(gib: u64) -> DeviceSpec {
             is_exact: true,
         }),
         ..flex(gib)
+    }
+}
+
+/// A GPU, whose results have other bits from time to time, and whose fingerprint is that of others made
+/// with the same `hash`.
+fn gpu(hash: u8, gib: u64) -> DeviceSpec {
+    DeviceSpec {
+        fingerprint: Some(DeviceFingerprint {
+            hash: [hash; 16],
+            is_exact: false,
+        }),
+        ..device("vulkan", gib)
     }
 }
 
@@ -347,7 +360,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
                 grant: old_grant(lease),
             })
             .collect(),
-        is_durable: false,
+        durability: Durability::Off,
         epoch: 0,
     });
     client(
@@ -368,7 +381,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
             devices,
             kind: None,
             memory_bytes: 0,
-            is_durable: false,
+            durability: Durability::Off,
             recover_within: None,
         },
     )

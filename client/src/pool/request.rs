@@ -17,7 +17,7 @@ use crate::{
         LeaseCall, RequestOutcome, RequestReplies, handle::ControlHandle, lease_watch::LeaseWatch,
     },
     error::LeaseError,
-    lease::{Durability, LeaseRequest},
+    lease::LeaseRequest,
 };
 
 /// A request that the pool may still grant. Dropping it cancels the request, or releases
@@ -68,7 +68,7 @@ pub(super) async fn wait_for_grant(
             devices: request.devices,
             kind: request.kind,
             memory_bytes: request.memory_bytes,
-            durable: request.durability != Durability::Off,
+            durability: v1::Durability::from(request.durability).into(),
             recover_within_ms: request.recover_within.map(in_millis),
         },
         replies: RequestReplies { position, outcome },

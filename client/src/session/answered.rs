@@ -4,9 +4,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{BuildHasher, Hasher},
+    mem,
 };
 
 use foldhash::quality::FixedState;
+use tracing::warn;
 
 use super::pending_reads::{BrokenRule, unexpected};
 
@@ -15,6 +17,10 @@ use super::pending_reads::{BrokenRule, unexpected};
 pub(super) struct AnsweredReads {
     /// Whether answers are kept.
     is_kept: bool,
+    /// Whether repeated answers may differ from the first ones.
+    may_differ: bool,
+    /// Whether one has differed since the session went on last.
+    has_differed: bool,
     reads: BTreeMap<u64, AnsweredRead>,
     /// The reads whose answers the process has still to repeat. Each may be repeated once.
     unrepeated: BTreeSet<u64>,
@@ -31,6 +37,14 @@ struct AnsweredRead {
 }
 
 impl AnsweredReads {
+    /// Without answers.
+    pub(super) fn new(may_differ: bool) -> Self {
+        Self {
+            may_differ,
+            ..Self::default()
+        }
+    }
+
     /// Sets whether later answers are kept until they are [forgotten](Self::forget).
     pub(super) fn keep(&mut self, is_kept: bool) {
         self.is_kept = is_kept;
@@ -55,6 +69,7 @@ impl AnsweredReads {
 
     /// Expects all answers once more, from another process.
     pub(super) fn restored(&mut self) {
+        self.has_differed = false;
         self.unrepeated = self.reads.keys().copied().collect();
         self.unrepeated_bytes = self.reads.values().map(|read| read.bytes).sum();
     }
@@ -84,11 +99,13 @@ impl AnsweredReads {
         self.reads.get(&request).map(|read| read.bytes)
     }
 
-    /// Checks a repeated answer: the value, or `None` for a fault.
+    /// Checks a repeated answer: the value, or `None` for a fault. Logs the first one that differs if
+    /// answers may differ.
     ///
     /// # Errors
     ///
-    /// When the first answer was another one, or the answer is repeated a second time.
+    /// When the first answer was another one and answers may not differ, or when the answer is
+    /// repeated a second time.
     pub(super) fn repeated(
         &mut self,
         request: u64,
@@ -101,10 +118,19 @@ impl AnsweredReads {
         if !self.is_kept {
             self.reads.remove(&request);
         }
-        match read.hash == value.map(hash) {
+        let is_same = read.hash == value.map(hash);
+        if !is_same && self.may_differ {
+            if !mem::replace(&mut self.has_differed, true) {
+                warn!(
+                    "the session went on in another process, which computed another value for read {request}: later values may differ from those of an undisturbed run"
+                );
+            }
+            return Ok(());
+        }
+        match is_same {
             true => Ok(()),
             false => Err(format!(
-                "the session went on in another process, which computed another value for read {request}"
+                "the session went on in another process, which computed another value for read {request}; with Durability::Continue, the session would go on with other values"
             )),
         }
     }
@@ -159,6 +185,19 @@ mod tests {
         answered.restored();
         assert_eq!(answered.unrepeated_count(), 2);
         assert_eq!(answered.repeated(5, Some(b"five")), Ok(()));
+    }
+
+    #[test]
+    fn answers_may_differ_if_the_session_may_go_on_with_others() {
+        let mut answered = AnsweredReads {
+            may_differ: true,
+            ..answered()
+        };
+        answered.restored();
+        assert_eq!(answered.repeated(1, Some(b"ONE")), Ok(()));
+        assert_eq!(answered.repeated(2, Some(b"no fault")), Ok(()));
+        assert!(answered.repeated(2, None).is_err(), "a second time");
+        assert!(answered.repeated(7, None).is_err(), "never answered");
     }
 
     #[test]

@@ -7,7 +7,10 @@ use burn_ir::TensorIr;
 use tensord_proto::v1::Synced;
 use tokio::sync::oneshot;
 
-use super::pending_reads::{BrokenRule, Delivery, PendingReads, unexpected};
+use super::{
+    answered::AnsweredReads,
+    pending_reads::{BrokenRule, Delivery, PendingReads, unexpected},
+};
 
 /// The answer to a read or a sync.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
@@ -24,6 +27,14 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// If answers `may_differ`, a worker that goes on with the session may repeat others than the
+    /// first ones.
+    pub(super) fn new(may_differ: bool) -> Self {
+        let mut requests = Self::default();
+        requests.reads.answered = AnsweredReads::new(may_differ);
+        requests
+    }
+
     /// Returns the id of the last request.
     pub(super) fn last(&self) -> u64 {
         self.last

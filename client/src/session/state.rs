@@ -131,7 +131,7 @@ impl State {
             op_buffer: OpBuffer::default(),
             policy: SendPolicy::default(),
             upload_cache: UploadCache::default(),
-            requests: Requests::default(),
+            requests: Requests::new(durability == Durability::Continue),
             journal: Journal::default(),
             cohort_member: Some(cohort_member.clone()).filter(CohortMember::has_others),
             durability,

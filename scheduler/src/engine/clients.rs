@@ -77,13 +77,15 @@ impl Engine {
     }
 
     fn claim(&mut self, client: ClientId, claim: Claim) {
-        let (id, is_durable, epoch) = (claim.lease, claim.is_durable, claim.epoch);
+        let (id, durability, epoch) = (claim.lease, claim.durability, claim.epoch);
         let lease_devices = &claim.lease_devices;
         let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
         match self.leases.get_mut(id) {
             Some(lease) if lease.owner == Some(client) => {
                 lease.expires_at = None;
                 (lease.is_standing_reported, lease.is_restorable) = (false, false);
+                // The record of a lease does not have it.
+                lease.durability = durability;
                 match epoch.cmp(&lease.epoch) {
                     Ordering::Less => {
                         lease.is_move_unreported = true;
@@ -96,7 +98,7 @@ impl Engine {
             Some(lease) if lease.owner.is_none() => {
                 lease.owner = Some(client);
                 lease.expires_at = None;
-                (lease.is_durable, lease.epoch) = (is_durable, epoch);
+                (lease.durability, lease.epoch) = (durability, epoch);
                 // The client claims no devices of a worker that was lost before the lease moved, although
                 // that worker reports them.
                 let unclaimed = lease.set_devices(lease_devices);
@@ -104,7 +106,7 @@ impl Engine {
                 self.reserve(id);
             }
             None if may_adopt => {
-                let lease = Lease::owned(client, lease_devices, is_durable, epoch);
+                let lease = Lease::owned(client, lease_devices, durability, epoch);
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
@@ -175,7 +177,7 @@ impl Engine {
             lease,
             devices,
         });
-        let mut granted = Lease::owned(client, &lease_devices, demand.is_durable, 0);
+        let mut granted = Lease::owned(client, &lease_devices, demand.durability, 0);
         let (least, most) = (
             self.options.min_recovery_timeout,
             self.options.max_recovery_timeout,

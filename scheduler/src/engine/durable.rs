@@ -63,8 +63,9 @@ impl Engine {
             }
         }
         let durable = self.leases.iter();
-        let durable =
-            durable.filter(|(_, lease)| lease.is_durable && lease.standing == Standing::Running);
+        let durable = durable.filter(|(_, lease)| {
+            lease.durability.is_durable() && lease.standing == Standing::Running
+        });
         for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
             let workers = self.leases.get(id).map(Lease::workers);
             for source in workers.into_iter().flatten() {
@@ -87,9 +88,10 @@ impl Engine {
             return;
         };
         let before = lease.keepers.remove(&source);
-        let stays = |before: &Keeper| chosen.is_some_and(|chosen| chosen.worker == before.worker);
+        let worker = chosen.as_ref().map(|chosen| chosen.worker);
+        let stays = |before: &&Keeper| worker == Some(before.worker);
         if let Some(mut chosen) = chosen {
-            match before.filter(stays) {
+            match before.as_ref().filter(stays) {
                 Some(before) => {
                     chosen.is_announced = before.is_announced;
                     chosen.is_kept = before.is_kept;
@@ -98,7 +100,7 @@ impl Engine {
             }
             lease.keepers.insert(source, chosen);
         }
-        if let Some(before) = before.filter(|before| !stays(before)) {
+        if let Some(before) = before.filter(|before| !stays(&before)) {
             let mut others = lease.keepers.values();
             match others.any(|keeper| keeper.worker == before.worker) {
                 true => self.drop_snapshots_of(before.worker, id, source),
@@ -127,7 +129,7 @@ impl Engine {
             .iter()
             .map(|device_ref| self.pool.device(*device_ref));
         let devices = devices.collect::<Option<Vec<_>>>()?;
-        let Some(requirement) = Requirement::of(devices.into_iter()) else {
+        let Some(requirement) = Requirement::of(devices.into_iter(), lease.durability) else {
             return Some(None);
         };
         let workers = lease.workers();
@@ -165,9 +167,11 @@ impl Engine {
             None if !self.pool.is_connected(source) => present.or(recorded),
             None => {
                 let best = candidates.min_by_key(|worker| {
-                    let count = kept.get(worker).copied().unwrap_or_default();
+                    let leases = kept.get(worker).copied().unwrap_or_default();
                     let is_other = others.contains(worker);
-                    (!has_free(worker), is_other, Some(*worker) != present, count)
+                    let differs = !self.pool.has_equal(*worker, &requirement, count);
+                    let is_new = Some(*worker) != present;
+                    (!has_free(worker), differs, is_other, is_new, leases)
                 });
                 best.or(present).or(recorded)
             }

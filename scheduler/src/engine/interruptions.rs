@@ -55,7 +55,7 @@ impl Engine {
     /// Why it could not go on.
     pub(super) fn suspend_for(&mut self, id: LeaseId, cause: EndReason) -> Result<(), CannotMove> {
         let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
-        if !lease.is_durable || lease.standing != Standing::Running {
+        if !lease.durability.is_durable() || lease.standing != Standing::Running {
             return Err(CannotMove::NotDurable);
         }
         let parts = self.suspended_parts(lease, true)?;
@@ -77,7 +77,7 @@ impl Engine {
     fn check_reported(&self, id: LeaseId) -> Result<(), CannotMove> {
         let lease = self.leases.get(id).ok_or(CannotMove::Unknown)?;
         lease.owner.ok_or(CannotMove::ClientAway)?;
-        if !lease.is_durable {
+        if !lease.durability.is_durable() {
             return Err(CannotMove::NotDurable);
         }
         let workers = lease.workers();

@@ -208,7 +208,7 @@ impl Engine {
             Standing::Resuming { .. } => {
                 let place = |part: &SuspendedPart| Place {
                     devices: part.devices,
-                    requirement: part.requirement,
+                    requirement: part.requirement.clone(),
                     workers: self.candidates(id, &part.holders, part.store),
                     store: part.store,
                 };
@@ -266,7 +266,7 @@ impl Engine {
             elsewhere.load_stored.extend(loads.then_some(worker));
             let has_store = self.pool.get(worker).and_then(Worker::store) == place.store;
             if let Some(store) = place.store.filter(|_| has_store) {
-                let requirement = place.requirement;
+                let requirement = place.requirement.clone();
                 let stored = StoredSessions { store, requirement };
                 elsewhere.stored.insert(worker, stored);
             }
@@ -331,14 +331,14 @@ impl Engine {
         if self.attached_owner(id).is_none() {
             return Err(CannotMove::ClientAway);
         }
-        if !lease.is_durable {
+        if !lease.durability.is_durable() {
             return Err(CannotMove::NotDurable);
         }
         let devices = lease.devices_by_worker();
         let is_exact = |here: &Vec<DeviceRef>| {
             let known = here.iter().filter_map(|it| self.pool.device(*it));
-            let known: Vec<_> = known.collect();
-            known.is_empty() || Requirement::of(known.into_iter()).is_some()
+            let is_unknown = known.clone().next().is_none();
+            is_unknown || Requirement::of(known, lease.durability).is_some()
         };
         match devices.values().all(is_exact) {
             true => Ok(lease),

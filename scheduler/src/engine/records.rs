@@ -86,7 +86,7 @@ impl Engine {
             return;
         };
         let named = lease.keepers_and_holders();
-        let later = Lease::owned(client, &[], claim.is_durable, claim.epoch);
+        let later = Lease::owned(client, &[], claim.durability, claim.epoch);
         let outdated = std::mem::replace(lease, later);
         lease.lease_devices = outdated.lease_devices;
         lease.recover_within = outdated.recover_within;

@@ -55,8 +55,9 @@ impl Engine {
     /// elsewhere, if they could.
     fn requirement_at(&self, lease: &Lease, worker: WorkerId) -> Option<Requirement> {
         let devices = lease.lease_devices.keys();
-        let here = devices.filter(|device_ref| lease.is_durable && device_ref.worker == worker);
-        Requirement::of(here.filter_map(|device_ref| self.pool.device(*device_ref)))
+        let here = devices.filter(|device_ref| device_ref.worker == worker);
+        let here = here.filter_map(|device_ref| self.pool.device(*device_ref));
+        Requirement::of(here, lease.durability)
     }
 
     /// Returns the workers with a stream that have a snapshot store open, and stay.
@@ -108,7 +109,7 @@ impl Engine {
     /// Has what the snapshot stores have of a lease deleted that has ended. If no worker with a store has
     /// a stream, the first one that joins reports the lease, and gets the command then.
     pub(super) fn drop_stored(&mut self, id: LeaseId, lease: &Lease) {
-        if !lease.is_durable {
+        if !lease.durability.is_durable() {
             return;
         }
         let workers = lease.workers();

@@ -115,9 +115,9 @@ impl Engine {
             let keeper = lease.keepers.get(&source);
             let devices = here.iter().filter_map(|it| self.pool.device(*it));
             // The devices of a worker that is lost are not known any more.
-            let stored = lease.stored.get(&source).map(|stored| stored.requirement);
-            let requirement = keeper.map(|keeper| keeper.requirement).or(stored);
-            let requirement = requirement.or_else(|| Requirement::of(devices));
+            let stored = lease.stored.get(&source).map(|stored| &stored.requirement);
+            let requirement = keeper.map(|keeper| &keeper.requirement).or(stored).cloned();
+            let requirement = requirement.or_else(|| Requirement::of(devices, lease.durability));
             let requirement = requirement.ok_or(CannotMove::NotExact)?;
             let is_kept = match (lease.kept_at.get(&source), soon) {
                 (Some(KeptHere::WithRoom), _) | (Some(KeptHere::WithoutRoom) | None, true) => true,

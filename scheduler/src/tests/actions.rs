@@ -2,7 +2,9 @@
 //! have on the scheduler.
 
 use super::records::NEEDS_16_GIB;
-use super::world::{KnownWorker, SimLease, SimRequest, SimWorker, World, engine_at, store_of};
+use super::world::{
+    KnownWorker, SimLease, SimRequest, SimWorker, World, can_replace, engine_at, store_of,
+};
 use super::*;
 use crate::engine::assignment::tests::is_possible;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
@@ -141,7 +143,7 @@ impl World {
                     .get_mut(id)
                     .unwrap()
                     .suspend_until(self.now + 3_600_000);
-            } else if is_over && (all_known || !known.is_durable) {
+            } else if is_over && (all_known || !known.durability.is_durable()) {
                 leases.remove(id);
             }
         }
@@ -163,10 +165,13 @@ impl World {
         let stays = |worker: WorkerId| {
             Some(worker) != gone && known(worker).is_some_and(|known| !known.is_draining())
         };
-        let is_exact = |device_ref: &DeviceRef| {
-            let devices = known(device_ref.worker).map_or(&[][..], |known| &known.devices);
-            let device = devices.get(device_ref.index as usize);
-            device.is_some_and(|device| device.fingerprint.is_some())
+        let device = |device_ref: &DeviceRef| {
+            let devices = &known(device_ref.worker)?.devices;
+            devices.get(device_ref.index as usize)
+        };
+        let is_like = |first: &DeviceRef, other: &DeviceRef| {
+            let devices = device(first).zip(device(other));
+            devices.is_some_and(|(own, other)| can_replace(lease.durability, own, other))
         };
         let part = |(source, devices): (WorkerId, Vec<DeviceRef>)| {
             let keeper = lease.keepers.get(&source);
@@ -177,7 +182,9 @@ impl World {
             let at_keeper =
                 keeper.filter(|it| it.is_kept && stays(it.worker) && is_connected(it.worker));
             let own = is_kept.then_some(source).into_iter();
-            let is_known = keeper.is_some() || store.is_some() || devices.iter().all(is_exact);
+            let is_known = keeper.is_some()
+                || store.is_some()
+                || devices.iter().all(|it| is_like(&devices[0], it));
             is_known.then(|| SuspendedPart {
                 source,
                 devices: devices.len(),
@@ -189,7 +196,7 @@ impl World {
         };
         let parts = lease.devices_by_worker().into_iter().map(part);
         let parts = parts.collect::<Option<Vec<_>>>()?;
-        (lease.is_durable && can_go_on(&parts)).then_some(parts)
+        (lease.durability.is_durable() && can_go_on(&parts)).then_some(parts)
     }
 
     /// A lease on several workers is suspended, as one of these drains or cannot be reached.
@@ -343,7 +350,7 @@ impl World {
             Claim {
                 lease,
                 lease_devices: lease_devices.collect(),
-                is_durable: token.is_durable,
+                durability: token.durability,
                 epoch: token.epoch,
             }
         });
@@ -612,7 +619,8 @@ impl World {
                 let own = lease.lease_devices.iter();
                 let own = own.map(|device_ref| devices.get(device_ref.index as usize));
                 let is_equal = |device: &&DeviceSpec| {
-                    device.memory_bytes >= lease.memory_bytes && device.fingerprint.is_some()
+                    device.memory_bytes >= lease.memory_bytes
+                        && can_replace(lease.durability, &lease.granted[0], device)
                 };
                 let equal: Vec<_> = own.flatten().filter(is_equal).collect();
                 let has_all = equal.len() == lease.lease_devices.len();

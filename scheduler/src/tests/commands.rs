@@ -46,7 +46,7 @@ pub(super) fn unsatisfiable(
         devices,
         kind: None,
         memory_bytes: 0,
-        is_durable: false,
+        durability: Durability::Off,
         recover_within: None,
     };
     let mut pool = crate::Inventory::default();

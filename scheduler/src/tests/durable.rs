@@ -16,7 +16,7 @@ pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
             devices,
             kind: Some("flex".into()),
             memory_bytes: 0,
-            is_durable: true,
+            durability: Durability::Auto,
             recover_within: None,
         },
     )

@@ -437,7 +437,7 @@ fn other_leases_have_no_keeper() {
             devices,
             kind,
             memory_bytes: 0,
-            is_durable: true,
+            durability: Durability::Auto,
             recover_within: None,
         };
         request_for(1, request, demand)

@@ -8,7 +8,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         devices,
         kind: kind.map(str::to_owned),
         memory_bytes: gib << 30,
-        is_durable: false,
+        durability: Durability::Off,
         recover_within: None,
     }
 }

@@ -116,24 +116,33 @@ enum Op {
 /// Returns the devices of a worker, or different ones if it comes back `changed`.
 fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
     match (worker, changed) {
-        (0, false) => vec![exact(16), exact(16), flex(16)],
-        (1, false) => vec![exact(16), exact(8), cuda(16)],
-        (2, false) => vec![cuda(80)],
-        (_, false) => vec![cuda(8), exact(8)],
+        (0, false) => vec![exact(16), exact(16), flex(16), gpu(1, 16)],
+        (1, false) => vec![exact(16), exact(8), cuda(16), gpu(2, 16), gpu(1, 16)],
+        (2, false) => vec![cuda(80), gpu(1, 16)],
+        (_, false) => vec![cuda(8), exact(8), gpu(2, 8)],
         (0, true) => vec![],
         (_, true) => vec![exact(16), exact(16), cuda(8)],
     }
+}
+
+fn durability() -> impl Strategy<Value = Durability> {
+    prop_oneof![
+        3 => Just(Durability::Off),
+        2 => Just(Durability::Auto),
+        1 => Just(Durability::Exact),
+        1 => Just(Durability::Continue),
+    ]
 }
 
 fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib, prop::bool::ANY).prop_map(|(devices, kind, gib, is_durable)| Demand {
+    (count, kind, gib, durability()).prop_map(|(devices, kind, gib, durability)| Demand {
         devices,
         kind: kind.map(str::to_owned),
         memory_bytes: gib << 30,
-        is_durable,
+        durability,
         recover_within: None,
     })
 }

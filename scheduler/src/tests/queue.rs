@@ -125,7 +125,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
         devices,
         kind: None,
         memory_bytes: 0,
-        is_durable: false,
+        durability: Durability::Off,
         recover_within: None,
     };
     let (request, lease) = (RequestId(request), LeaseId(lease));

@@ -9,6 +9,7 @@ use crate::{
 
 pub(super) const NEEDS_16_GIB: Requirement = Requirement {
     fingerprint: [7; 16],
+    kind: None,
     smallest_bytes: 16 << 30,
     largest_bytes: 16 << 30,
 };
@@ -69,7 +70,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
             device_ref: device_ref(worker, 0),
             grant: old_grant(10 + epoch),
         }],
-        is_durable: true,
+        durability: Durability::Auto,
         epoch,
     };
     let claims = vec![claim];
@@ -147,7 +148,7 @@ fn time_that_a_lease_may_wait_is_recorded() {
         devices: 1,
         kind: None,
         memory_bytes: 0,
-        is_durable: true,
+        durability: Durability::Auto,
         recover_within: Some(Duration::from_secs(20)),
     };
     for event in [join(1, &[exact(16)]), attach(1), request_for(1, 1, demand)] {
@@ -359,7 +360,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
     });
     record.keepers.push(RecordedKeeper {
         source: WorkerId(3),
-        ..record.keepers[0]
+        ..record.keepers[0].clone()
     });
     let engine = check_restored(
         record,

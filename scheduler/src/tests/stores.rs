@@ -247,7 +247,7 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
     let claim = Claim {
         lease: LeaseId(10),
         lease_devices: record.devices.clone(),
-        is_durable: true,
+        durability: Durability::Auto,
         epoch: 0,
     };
     let claims = vec![claim];
@@ -339,7 +339,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
                 grant: old_grant(10),
             },
         ],
-        is_durable: true,
+        durability: Durability::Auto,
         epoch: 1,
     };
     let claims = vec![claim];

@@ -100,10 +100,12 @@ pub(super) struct SimClient {
 
 pub(super) struct SimToken {
     pub(super) lease_devices: Vec<DeviceRef>,
-    pub(super) is_durable: bool,
+    pub(super) durability: Durability,
     pub(super) epoch: u64,
     /// The least memory of its devices.
     pub(super) memory_bytes: u64,
+    /// The devices that were granted.
+    pub(super) granted: Vec<DeviceSpec>,
 }
 
 pub(super) struct SimRequest {
@@ -127,6 +129,9 @@ pub(super) struct SimLease {
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
     pub(super) is_suspended: bool,
+    pub(super) durability: Durability,
+    /// The devices that were granted.
+    pub(super) granted: Vec<DeviceSpec>,
     /// Its parts while it is suspended, by the engine's choice.
     pub(super) parts: Vec<SuspendedPart>,
     /// The least memory of its devices.
@@ -408,6 +413,7 @@ impl World {
             self.take_device(lease, leased);
             assert!(meets_demand(&leased.device, &granted.demand));
         }
+        let specs: Vec<_> = devices.iter().map(|leased| leased.device.clone()).collect();
         let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
         let memory_bytes = memory_bytes.min().unwrap_or_default();
         let lease_devices: Vec<_> = devices.iter().map(|device| device.device_ref).collect();
@@ -421,6 +427,8 @@ impl World {
                 stored: BTreeMap::new(),
                 lost_until: None,
                 is_suspended: false,
+                durability: granted.demand.durability,
+                granted: specs.clone(),
                 parts: Vec::new(),
                 memory_bytes,
             };
@@ -429,9 +437,10 @@ impl World {
         self.clients[client].leases.insert(lease);
         let token = SimToken {
             lease_devices,
-            is_durable: granted.demand.is_durable,
+            durability: granted.demand.durability,
             epoch: 0,
             memory_bytes,
+            granted: specs,
         };
         self.clients[client].tokens.insert(lease, token);
     }
@@ -471,5 +480,19 @@ pub(super) fn meets_demand(device: &DeviceSpec, demand: &Demand) -> bool {
         None => true,
         Some(kind) => kind == &device.kind,
     };
-    kind_does && device.memory_bytes >= demand.memory_bytes
+    let is_exact = device.fingerprint.is_some_and(|it| it.is_exact);
+    let is_exact_enough = is_exact || demand.durability != Durability::Exact;
+    kind_does && is_exact_enough && device.memory_bytes >= demand.memory_bytes
+}
+
+/// Returns whether a lease may go on at `other` in the place of `own`, by the test's own rule.
+pub(super) fn can_replace(durability: Durability, own: &DeviceSpec, other: &DeviceSpec) -> bool {
+    let (Some(own_bits), Some(other_bits)) = (own.fingerprint, other.fingerprint) else {
+        return false;
+    };
+    match (durability, own_bits.is_exact) {
+        (Durability::Off, _) | (Durability::Exact, false) => false,
+        (Durability::Auto | Durability::Exact, true) => own_bits == other_bits,
+        (Durability::Auto, false) | (Durability::Continue, _) => own.kind == other.kind,
+    }
 }

@@ -15,9 +15,9 @@ use tensord_proto::{
     v1::{self, Error, ErrorCode, LeaseClaims, PoolMessage, client_message, pool_message},
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec, EndReason,
-    Endpoint, GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason, Registration,
-    WorkerEvent,
+    Claim, ClientEvent, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec, Durability,
+    EndReason, Endpoint, GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason,
+    Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint, token};
 
@@ -278,7 +278,7 @@ fn claim(claims: &LeaseClaims) -> Claim {
     Claim {
         lease: LeaseId(claims.lease_id),
         lease_devices: claims.shares.iter().map(share).collect(),
-        is_durable: claims.durable,
+        durability: durability(claims.durability()),
         epoch: claims.epoch,
     }
 }
@@ -316,6 +316,25 @@ pub(super) fn client_event(
     }
 }
 
+fn durability(message: v1::Durability) -> Durability {
+    match message {
+        v1::Durability::Off => Durability::Off,
+        v1::Durability::Auto => Durability::Auto,
+        v1::Durability::Exact => Durability::Exact,
+        v1::Durability::Continue => Durability::Continue,
+    }
+}
+
+/// Returns the durability of a lease as its token has it.
+pub(super) fn durability_message(durability: Durability) -> v1::Durability {
+    match durability {
+        Durability::Off => v1::Durability::Off,
+        Durability::Auto => v1::Durability::Auto,
+        Durability::Exact => v1::Durability::Exact,
+        Durability::Continue => v1::Durability::Continue,
+    }
+}
+
 fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
     Ok(Demand {
         devices: request.devices,
@@ -324,7 +343,12 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
             kind => Some(check_text("the requested kind of device", kind)?),
         },
         memory_bytes: request.memory_bytes,
-        is_durable: request.durable,
+        durability: match v1::Durability::try_from(request.durability) {
+            Ok(known) => durability(known),
+            Err(unknown) => {
+                return protocol_error(format!("the request has an unknown durability: {unknown}"));
+            }
+        },
         recover_within: request
             .recover_within_ms
             .map(std::time::Duration::from_millis),

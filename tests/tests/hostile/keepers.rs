@@ -110,7 +110,7 @@ impl Rogue {
         let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let durable = RawLeaseRequest {
             devices: 1,
-            durable: true,
+            durability: tensord_proto::v1::Durability::Auto.into(),
             ..RawLeaseRequest::default()
         };
         // The smallest device that fits is that of the rogue.

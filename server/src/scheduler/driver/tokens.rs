@@ -30,7 +30,7 @@ impl Driver {
             credential_hash: credential.to_bytes(),
             issued_at_ms: now.0,
             expires_at_ms: now.after(self.lease_token_life).0,
-            durable: terms.is_durable,
+            durability: convert::durability_message(terms.durability).into(),
             epoch: terms.epoch,
         };
         self.renewals.schedule(lease, self.now());

@@ -64,6 +64,9 @@ struct StoredDevice {
 #[derive(Serialize, Deserialize)]
 struct StoredRequirement {
     fingerprint: [u8; 16],
+    /// Records of earlier versions have none.
+    #[serde(default)]
+    kind: Option<String>,
     smallest_bytes: u64,
     largest_bytes: u64,
 }
@@ -103,20 +106,20 @@ impl From<&LeaseRecord> for StoredLease {
         let keeper = |it: &RecordedKeeper| StoredKeeper {
             source: it.source.0,
             keeper: it.keeper.0,
-            requirement: it.requirement.into(),
+            requirement: it.requirement.clone().into(),
             is_kept: it.is_kept,
         };
         let part = |it: &SuspendedPart| StoredPart {
             source: it.source.0,
             devices: it.devices,
-            requirement: it.requirement.into(),
+            requirement: it.requirement.clone().into(),
             holders: it.holders.iter().map(|holder| holder.0).collect(),
             store: it.store.map(|store| store.0),
         };
         let stored = |it: &RecordedStore| StoredStore {
             source: it.source.0,
             store: it.store.0,
-            requirement: it.requirement.into(),
+            requirement: it.requirement.clone().into(),
         };
         Self {
             owner: record.owner.0,
@@ -206,11 +209,13 @@ impl From<Requirement> for StoredRequirement {
     fn from(requirement: Requirement) -> Self {
         let Requirement {
             fingerprint,
+            kind,
             smallest_bytes,
             largest_bytes,
         } = requirement;
         Self {
             fingerprint,
+            kind,
             smallest_bytes,
             largest_bytes,
         }
@@ -221,11 +226,13 @@ impl From<StoredRequirement> for Requirement {
     fn from(stored: StoredRequirement) -> Self {
         let StoredRequirement {
             fingerprint,
+            kind,
             smallest_bytes,
             largest_bytes,
         } = stored;
         Self {
             fingerprint,
+            kind,
             smallest_bytes,
             largest_bytes,
         }

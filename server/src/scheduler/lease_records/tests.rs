@@ -13,6 +13,7 @@ use super::*;
 
 const REQUIREMENT: Requirement = Requirement {
     fingerprint: [9; 16],
+    kind: None,
     smallest_bytes: 1 << 30,
     largest_bytes: u64::MAX,
 };

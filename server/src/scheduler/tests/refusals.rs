@@ -212,7 +212,7 @@ fn request_of_kind(kind: String) -> client_message::Body {
         devices: 1,
         kind,
         memory_bytes: 0,
-        durable: false,
+        durability: tensord_proto::v1::Durability::Off.into(),
         recover_within_ms: None,
     })
 }
