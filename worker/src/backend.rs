@@ -114,17 +114,24 @@ pub(crate) trait TensorStore: Send {
     /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
     /// it.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
-    /// Returns an existing tensor as it lies in its storage, which it shares, or `None` if the
-    /// backend's tensors are not in host memory.
-    fn stored(&mut self, _tensor: &TensorIr) -> Option<StoredTensor> {
-        None
-    }
-    /// Creates the tensor `id` as it lies in its storage. Returns `false` if the backend's tensors
-    /// are not in host memory. The caller has checked that the elements are
-    /// [within the storage](StoredTensor::is_within_storage).
-    fn restore(&mut self, _id: TensorId, _stored: StoredTensor) -> bool {
-        false
-    }
+    /// Returns existing tensors, in order, as they lie in their storages. Storages in host memory
+    /// are shared; the others are copied, which waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device; and if more than `max_copied_bytes` would be copied, nothing is.
+    fn stored(
+        &mut self,
+        tensors: &[TensorIr],
+        max_copied_bytes: u64,
+    ) -> Result<Vec<StoredTensor>, String>;
+    /// Creates tensors as they lie in their storages, of which several may share one. The caller
+    /// has checked that the elements are [within them](StoredTensor::is_within_storage).
+    ///
+    /// # Errors
+    ///
+    /// If the backend has no tensor of that layout.
+    fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String>;
 }
 
 /// Runs a small op on `device` as a session would, and checks the result. Blocks for as
@@ -167,10 +174,6 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// A device that sessions can be opened on.
 pub(crate) trait Device: Send + Sync {
     fn open(&self) -> Box<dyn TensorStore>;
-    /// Returns whether tensors are in host memory, so that sessions can be captured.
-    fn has_host_tensors(&self) -> bool {
-        false
-    }
     fn profile(&self) -> DeviceProfile;
     /// Returns the bytes of device memory that the backend holds for all its sessions, or
     /// `None` if the backend does not count them. May wait for the device.
@@ -214,19 +217,22 @@ pub(crate) trait SessionBackend: BackendIr {
     /// them.
     const TRUSTS_INDICES: bool;
 
-    /// Returns a tensor as it lies in its storage; see [`TensorStore::stored`].
-    fn stored(_: Self::Handle) -> Option<StoredTensor> {
-        None
-    }
-
-    /// Returns the handle of a tensor that lies in its storage in this way; see
-    /// [`TensorStore::restore`].
-    fn restored(_: StoredTensor) -> Option<HandleKind<Self>>
+    /// Returns tensors as they lie in their storages; see [`TensorStore::stored`].
+    fn stored(
+        tensors: Vec<HandleKind<Self>>,
+        max_copied_bytes: u64,
+    ) -> Result<Vec<StoredTensor>, String>
     where
-        Self: Sized,
-    {
-        None
-    }
+        Self: Sized;
+
+    /// Returns tensors of `device` that lie in their storages in this way; see
+    /// [`TensorStore::restore`].
+    fn restored(
+        device: &Self::Device,
+        tensors: Vec<StoredTensor>,
+    ) -> Result<Vec<HandleKind<Self>>, String>
+    where
+        Self: Sized;
 }
 
 /// A device of Burn backend `B`.
@@ -263,10 +269,6 @@ impl<B: SessionBackend> Device for BurnDevice<B> {
             self.custom_ops.clone(),
             self.custom_names.clone(),
         ))
-    }
-
-    fn has_host_tensors(&self) -> bool {
-        B::IS_HOST_READABLE.is_some()
     }
 
     fn profile(&self) -> DeviceProfile {

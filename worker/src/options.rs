@@ -37,7 +37,7 @@ pub struct WorkerOptions {
     /// 0 keeps none.
     pub cache_bytes: u64,
     /// Bytes of host memory for snapshots of sessions, from which a lease goes on when its process
-    /// has died; 0 keeps none. They are divided among the CPU devices. Only leases with processes
+    /// has died; 0 keeps none. They are divided among the devices. Only leases with processes
     /// of their own have snapshots. `None`: a sixteenth of the host's memory.
     pub snapshot_bytes: Option<u64>,
     /// Directory in which snapshots are kept, too, so that a lease can go on when this worker starts

@@ -183,11 +183,14 @@ impl Session {
         };
         let blobs = device_context.blobs.blobs_of(&grant.tenant);
         let Begun {
-            runner,
+            mut runner,
             outbound,
             offered,
             restored_at,
         } = begin.begin(blobs, open_runner)?;
+        if let (Some(snapshots), Some(_)) = (&device_context.snapshots, &snapshot_key) {
+            runner.allow_copies(snapshots.max_bytes());
+        }
         let session = Arc::new(Self {
             id,
             grant,

@@ -144,7 +144,7 @@ pub(crate) async fn start_in_processes(
         collective_timeout_ms: millis(options.collective_timeout),
         bucket_bytes: options.bucket_bytes,
         kernel_cache: options.kernel_cache.as_deref().map(path_to_bytes),
-        snapshot_bytes: snapshot_bytes(options.snapshot_bytes, &described.found),
+        snapshot_bytes: snapshot_bytes(options.snapshot_bytes, described.found.len()),
     };
 
     let store = match &options.snapshot_store {
@@ -204,14 +204,11 @@ fn kept_bytes(cache_bytes: u64, devices: usize) -> u64 {
     cache_bytes / 2 / devices.max(1) as u64
 }
 
-/// Returns the maximum bytes of a lease's snapshots for each of its CPU devices, if all have
-/// `total_bytes` or the default.
+/// Returns the maximum bytes of a lease's snapshots for each of its devices, if those of all
+/// `devices` may have `total_bytes` or the default.
 #[cfg(target_os = "linux")]
-fn snapshot_bytes(total_bytes: Option<u64>, found: &[FoundDevice]) -> u64 {
-    let total_bytes = total_snapshot_bytes(total_bytes);
-    let is_cpu = |found: &&FoundDevice| found.selection.kind == devices::FLEX;
-    let devices = found.iter().filter(is_cpu).count() as u64;
-    total_bytes.checked_div(devices).unwrap_or(0)
+fn snapshot_bytes(total_bytes: Option<u64>, devices: usize) -> u64 {
+    total_snapshot_bytes(total_bytes) / devices.max(1) as u64
 }
 
 /// Returns the maximum bytes of the snapshots of this worker's leases.

@@ -93,7 +93,7 @@ use self::{
 };
 use crate::{
     admission::Claim,
-    devices::{FLEX, FoundDevice},
+    devices::FoundDevice,
     lease_tokens::LeaseTokens,
     locks::lock,
     process_message::{DeviceName, End, Event, OfferedDevice, ProcessSettings, Start, Task},
@@ -461,11 +461,7 @@ impl Supervisor {
             .kernel_cache
             .and_then(|root| tenant_kernels(&root, &granted.tenant));
         let devices: Vec<_> = self.devices.iter().filter(is_granted).cloned().collect();
-        // Only leases of CPU devices have snapshots: see `Session::is_durable`.
-        settings.snapshot_bytes = match devices.iter().all(|device| device.name.kind == FLEX) {
-            true => settings.snapshot_bytes.saturating_mul(devices.len() as u64),
-            false => 0,
-        };
+        settings.snapshot_bytes = settings.snapshot_bytes.saturating_mul(devices.len() as u64);
         Ok(Start {
             devices,
             worker_id: worker_id.0,

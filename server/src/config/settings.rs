@@ -36,7 +36,7 @@ pub(crate) struct UpSettings {
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
-    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
+    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
     /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]
@@ -102,7 +102,7 @@ pub(crate) struct WorkerSettings {
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_UPLOAD_CACHE")]
     pub(crate) upload_cache: Option<MemoryOrZero>,
-    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the CPU devices; or 0 for none [default: a sixteenth of the host's memory]
+    /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
     /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]

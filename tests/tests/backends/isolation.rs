@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use burn::tensor::Tensor;
-use tensord_client::LeaseRequest;
+use tensord_client::{Durability, LeaseRequest};
 
 use tensord_testkit::{cluster::Process, host};
 
@@ -32,7 +32,10 @@ fn driver_crash_affects_no_other_device() {
         cluster.add_worker(&format!("flex,{kind}:0"));
         cluster.wait_for_workers(1);
         let pool = cluster.pool();
-        let lease = |kind: &str| pool.lease(LeaseRequest::devices(1).kind(kind)).unwrap();
+        let lease = |kind: &str| {
+            let request = LeaseRequest::devices(1).kind(kind);
+            pool.lease(request.durable(Durability::Off)).unwrap()
+        };
         let (cpu, gpu) = (lease("flex"), lease(kind));
         let tensor = |lease: &tensord_client::Lease| Tensor::<1>::ones([8], &lease.devices()[0]);
         let (on_cpu, on_gpu) = (tensor(&cpu), tensor(&gpu));

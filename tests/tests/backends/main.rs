@@ -2,6 +2,7 @@
 //! `tensord_testkit::host` defines the build.
 
 mod custom_op;
+mod failover;
 mod indices;
 mod isolation;
 mod leases;

@@ -284,18 +284,27 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         catch_unwind(AssertUnwindSafe(look)).ok().flatten()
     }
 
-    fn stored(&mut self, tensor: &TensorIr) -> Option<StoredTensor> {
-        let shared = as_shared(tensor);
-        let look = || self.run(|interpreter| B::stored(interpreter.get_tensor_handle(&shared)));
-        catch_unwind(AssertUnwindSafe(look)).ok().flatten()
+    fn stored(
+        &mut self,
+        tensors: &[TensorIr],
+        max_copied_bytes: u64,
+    ) -> Result<Vec<StoredTensor>, String> {
+        self.run(|interpreter| {
+            let tensors = tensors.iter().map(as_shared);
+            let tensors = tensors.map(|tensor| interpreter.get_tensor(&tensor));
+            B::stored(tensors.collect(), max_copied_bytes)
+        })
     }
 
-    fn restore(&mut self, id: TensorId, stored: StoredTensor) -> bool {
-        let Some(tensor) = B::restored(stored) else {
-            return false;
-        };
-        self.run(|interpreter| interpreter.register_tensor_to_device(id, tensor));
-        true
+    fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
+        let device = self.device.clone();
+        let (ids, stored): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        self.run(|interpreter| {
+            for (id, tensor) in ids.into_iter().zip(B::restored(&device, stored)?) {
+                interpreter.register_tensor_to_device(id, tensor);
+            }
+            Ok(())
+        })
     }
 }
 

@@ -1,15 +1,17 @@
 //! Burn's CubeCL backend: one type for CUDA, ROCm, Metal, Vulkan, WebGPU and the CPU; the
 //! device selects the runtime. Ops are fused.
 
+mod layout;
+
 use std::{fmt, sync::Arc};
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_cubecl::{Cube, CubeBackend, CubeDevice};
 use burn_fusion::{FusionRuntime, get_client, stream::Operation};
-use burn_ir::{BackendIr, CustomOpIr, HandleContainer, OperationIr, TensorIr};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, TensorIr};
 use burn_std::stream::StreamId;
 
-use super::{SessionBackend, StorageInfo};
+use super::{SessionBackend, StorageInfo, StoredTensor};
 use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
@@ -39,6 +41,20 @@ impl SessionBackend for Cube {
             (name.clone(), deferred)
         };
         ops.cube.iter().map(deferred).collect()
+    }
+
+    fn stored(
+        tensors: Vec<HandleKind<Self>>,
+        max_copied_bytes: u64,
+    ) -> Result<Vec<StoredTensor>, String> {
+        layout::stored(tensors, max_copied_bytes)
+    }
+
+    fn restored(
+        device: &CubeDevice,
+        tensors: Vec<StoredTensor>,
+    ) -> Result<Vec<HandleKind<Self>>, String> {
+        layout::restored(device, tensors)
     }
 }
 

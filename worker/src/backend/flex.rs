@@ -46,38 +46,47 @@ impl SessionBackend for Flex {
         true
     }
 
-    fn stored(handle: <Self as BackendIr>::Handle) -> Option<StoredTensor> {
-        let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
-            handle
-        else {
-            return None;
-        };
-        let layout = tensor.layout();
-        Some(StoredTensor {
-            shape: layout.shape().clone(),
-            dtype: tensor.dtype(),
-            strides: layout.strides().to_vec(),
-            offset: layout.start_offset(),
-            storage: tensor.data_arc(),
-        })
+    fn stored(tensors: Vec<HandleKind<Self>>, _: u64) -> Result<Vec<StoredTensor>, String> {
+        let stored = tensors.into_iter().map(|tensor| {
+            let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
+                tensor
+            else {
+                return Err("a quantized tensor cannot be captured".to_owned());
+            };
+            let layout = tensor.layout();
+            Ok(StoredTensor {
+                shape: layout.shape().clone(),
+                dtype: tensor.dtype(),
+                strides: layout.strides().to_vec(),
+                offset: layout.start_offset(),
+                storage: tensor.data_arc(),
+            })
+        });
+        stored.collect()
     }
 
-    fn restored(stored: StoredTensor) -> Option<HandleKind<Self>> {
-        let StoredTensor {
-            storage,
-            shape,
-            dtype,
-            strides,
-            offset,
-        } = stored;
-        let layout = Layout::new(shape, strides, offset);
-        let tensor = FlexTensor::from_arc(storage, layout, dtype);
-        match dtype {
-            DType::Bool(_) => Some(HandleKind::Bool(tensor)),
-            DType::QFloat(_) => None,
-            dtype if dtype.is_float() => Some(HandleKind::Float(tensor)),
-            _ => Some(HandleKind::Int(tensor)),
-        }
+    fn restored(
+        _: &Self::Device,
+        tensors: Vec<StoredTensor>,
+    ) -> Result<Vec<HandleKind<Self>>, String> {
+        let restored = tensors.into_iter().map(|stored| {
+            let StoredTensor {
+                storage,
+                shape,
+                dtype,
+                strides,
+                offset,
+            } = stored;
+            let layout = Layout::new(shape, strides, offset);
+            let tensor = FlexTensor::from_arc(storage, layout, dtype);
+            match dtype {
+                DType::Bool(_) => Ok(HandleKind::Bool(tensor)),
+                DType::QFloat(_) => Err("a quantized tensor cannot be restored".to_owned()),
+                dtype if dtype.is_float() => Ok(HandleKind::Float(tensor)),
+                _ => Ok(HandleKind::Int(tensor)),
+            }
+        });
+        restored.collect()
     }
 
     fn borrow_value(handle: <Self as BackendIr>::Handle) -> Option<TensorData> {

@@ -9,7 +9,7 @@ use burn_std::future::DynFut;
 
 use super::*;
 use crate::{
-    backend::{BurnDevice, StorageInfo, TensorStore},
+    backend::{BurnDevice, StorageInfo, StoredTensor, TensorStore},
     blobs::BlobStore,
     custom::CustomOps,
     memory::DeviceMemory,
@@ -92,6 +92,14 @@ impl TensorStore for FlakyDevice {
 
     fn storage(&mut self, _tensor: &TensorIr) -> Option<StorageInfo> {
         None
+    }
+
+    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<Vec<StoredTensor>, String> {
+        Err("not in this test".into())
+    }
+
+    fn restore(&mut self, _: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
+        Err("not in this test".into())
     }
 }
 

@@ -194,6 +194,10 @@ impl Drop for CopyingBytes {
 }
 
 impl SnapshotKeeper for SnapshotSender {
+    fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
     fn keep(
         self: Arc<Self>,
         session: SessionId,

@@ -20,6 +20,9 @@ use super::{
 
 /// Keeps snapshots of sessions where they outlive this process.
 pub(crate) trait SnapshotKeeper: Send + Sync {
+    /// Returns the maximum size of a snapshot.
+    fn max_bytes(&self) -> u64;
+
     /// Keeps a snapshot, sealed with `key`, in the background, and then calls `kept`, with the
     /// reason if it is not kept. Snapshots of this session from before the committed mark are
     /// dropped.
@@ -91,8 +94,6 @@ impl Session {
 
     /// Returns whether the session can go on in another process.
     pub(crate) fn is_durable(&self) -> bool {
-        self.device_context.snapshots.is_some()
-            && self.snapshot_key.is_some()
-            && self.device_context.device.has_host_tensors()
+        self.device_context.snapshots.is_some() && self.snapshot_key.is_some()
     }
 }

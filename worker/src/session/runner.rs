@@ -89,6 +89,8 @@ pub(crate) struct Runner {
     interpreter: Interpreter,
     collectives: Collectives,
     uploads: Uploads,
+    /// Bytes that a mark may copy from the device.
+    max_copied_bytes: u64,
 }
 
 impl Runner {
@@ -106,6 +108,7 @@ impl Runner {
             interpreter: Interpreter::new(store, memory, op_progress, seed),
             collectives: Collectives::new(membership),
             uploads,
+            max_copied_bytes: 0,
         }
     }
 
@@ -360,9 +363,15 @@ impl Runner {
         self.deferred.is_empty() && self.collectives.is_idle()
     }
 
+    /// Lets each mark copy up to `max_bytes` from a device that shares no memory with the host; at
+    /// first it may copy nothing.
+    pub(crate) fn allow_copies(&mut self, max_bytes: u64) {
+        self.max_copied_bytes = max_bytes;
+    }
+
     /// Returns the session's state. All work whose turn has come must be done.
     fn capture(&mut self) -> Result<Snapshot, SnapshotError> {
-        let mut snapshot = self.interpreter.capture()?;
+        let mut snapshot = self.interpreter.capture(self.max_copied_bytes)?;
         snapshot.header.ops_seen = self.plans.ops_seen();
         snapshot.header.decoder_counter = self.plans.decoder_counter();
         self.uploads.capture(&mut snapshot);

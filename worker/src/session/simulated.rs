@@ -98,6 +98,10 @@ enum Keeping {
 }
 
 impl SnapshotKeeper for HeldSnapshot {
+    fn max_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
     fn keep(
         self: Arc<Self>,
         session: SessionId,

@@ -129,9 +129,9 @@ pub(super) struct SlotImage {
 /// Why a session cannot be captured or restored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SnapshotError {
-    /// The backend's tensors are not in host memory.
-    #[error("tensors of this device cannot be captured")]
-    Unsupported,
+    /// The device could not copy the tensors.
+    #[error("the device cannot copy the tensors: {0}")]
+    Device(String),
     /// A value has not arrived.
     #[error("a value is pending")]
     Pending,

@@ -35,21 +35,33 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Adds all tensors.
+    /// Adds all tensors. If the device must copy them, it copies up to `max_copied_bytes`.
     ///
     /// # Errors
     ///
-    /// When a value is pending, or the backend's tensors are not in host memory.
-    pub(super) fn tensors(&mut self, tensors: &mut Tensors) -> Result<(), SnapshotError> {
+    /// When a value is pending, there is more to copy, or the device cannot copy it.
+    pub(super) fn tensors(
+        &mut self,
+        tensors: &mut Tensors,
+        max_copied_bytes: u64,
+    ) -> Result<(), SnapshotError> {
         self.header.table_names = tensors.table_names() as u64;
-        for entry in tensors.entries().ok_or(SnapshotError::Pending)? {
+        let entries = tensors.entries().ok_or(SnapshotError::Pending)?;
+        let live = entries.iter().filter_map(|entry| match entry {
+            Entry::Live { tensor, .. } => Some(tensor.clone()),
+            Entry::Poisoned(..) => None,
+        });
+        let live: Vec<_> = live.collect();
+        let mut stored = tensors.stored(&live, max_copied_bytes)?.into_iter();
+        for entry in entries {
             match entry {
                 Entry::Live {
                     tensor,
                     own_bytes,
                     shared,
                 } => {
-                    let stored = tensors.stored(&tensor).ok_or(SnapshotError::Unsupported)?;
+                    let missing = || SnapshotError::Device("a tensor is missing".into());
+                    let stored = stored.next().ok_or_else(missing)?;
                     let image = TensorImage {
                         tensor: encode_tensor(&tensor),
                         strides: stored.strides.iter().map(|&stride| stride as i64).collect(),
@@ -154,6 +166,7 @@ pub(super) fn restore_tensors(
         tensors.restore_storage(id, charge.bytes).map_err(refused)
     });
     let charges = charges.collect::<Result<Vec<_>, _>>()?;
+    let mut values = Vec::with_capacity(images.len());
     for image in images {
         let tensor = decode_tensor(&image.tensor);
         let tensor = tensor.map_err(|e| SnapshotError::malformed(e.to_string()))?;
@@ -181,10 +194,9 @@ pub(super) fn restore_tensors(
             shared,
         };
         tensors.restore(entry).map_err(refused)?;
-        if !tensors.restore_value(id, stored) {
-            return Err(SnapshotError::Unsupported);
-        }
+        values.push((id, stored));
     }
+    tensors.restore_values(values)?;
     let faults: Vec<_> = faults.iter().cloned().map(Arc::new).collect();
     for image in poisoned {
         let entry = Entry::Poisoned(TensorId::new(image.id), found(&faults, image.fault)?);

@@ -56,10 +56,11 @@ impl Interpreter {
     ///
     /// # Errors
     ///
-    /// When a value is pending, or the backend's tensors are not in host memory.
-    pub(super) fn capture(&mut self) -> Result<Snapshot, SnapshotError> {
+    /// When a value is pending, the device would have to copy more than `max_copied_bytes`, or it
+    /// cannot copy them.
+    pub(super) fn capture(&mut self, max_copied_bytes: u64) -> Result<Snapshot, SnapshotError> {
         let mut capture = Capture::default();
-        capture.tensors(&mut self.tensors)?;
+        capture.tensors(&mut self.tensors, max_copied_bytes)?;
         self.unreported
             .iter()
             .for_each(|fault| capture.unreported(fault));

@@ -24,7 +24,10 @@ use tensord_proto::{
     v1::{Fault, FaultKind},
 };
 
-use super::super::dataflow::{Dataflow, Entry, NAME_BYTES, Refusal, Storage};
+use super::super::{
+    dataflow::{Dataflow, Entry, NAME_BYTES, Refusal, Storage},
+    snapshot::SnapshotError,
+};
 use crate::{
     backend::{StoredTensor, TensorStore, panic_message},
     custom::FailedCustomOp,
@@ -110,10 +113,19 @@ impl Tensors {
         self.flow.entries()
     }
 
-    /// Returns a tensor that has a value as it lies in its storage, or `None` if the backend's
-    /// tensors are not in host memory.
-    pub(super) fn stored(&mut self, tensor: &TensorIr) -> Option<StoredTensor> {
-        self.store.stored(tensor)
+    /// Returns tensors that have values as they lie in their storages; see
+    /// [`TensorStore::stored`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's error or panic.
+    pub(super) fn stored(
+        &mut self,
+        tensors: &[TensorIr],
+        max_copied_bytes: u64,
+    ) -> Result<Vec<StoredTensor>, SnapshotError> {
+        let store = &mut self.store;
+        caught(|| store.stored(tensors, max_copied_bytes)).map_err(SnapshotError::Device)
     }
 
     /// Returns the number of tensors for which the tables are charged.
@@ -140,10 +152,17 @@ impl Tensors {
         self.flow.restore(entry)
     }
 
-    /// Gives a restored tensor its value. Returns `false` if the backend's tensors are not in host
-    /// memory.
-    pub(super) fn restore_value(&mut self, id: TensorId, stored: StoredTensor) -> bool {
-        self.store.restore(id, stored)
+    /// Gives restored tensors their values.
+    ///
+    /// # Errors
+    ///
+    /// The backend's error or panic.
+    pub(super) fn restore_values(
+        &mut self,
+        tensors: Vec<(TensorId, StoredTensor)>,
+    ) -> Result<(), SnapshotError> {
+        let store = &mut self.store;
+        caught(|| store.restore(tensors)).map_err(SnapshotError::Device)
     }
 
     /// Decides whether the device and the op rules allow `op`, and takes the memory that
@@ -407,6 +426,12 @@ impl Tensors {
     pub(super) fn store(&mut self) -> &mut dyn TensorStore {
         &mut *self.store
     }
+}
+
+/// Returns the result of a call of the backend, or the message of its panic.
+fn caught<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let called = catch_unwind(AssertUnwindSafe(call));
+    called.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
 }
 
 /// Returns the refusal for a panic of the backend, or for the error of a custom op.

@@ -18,7 +18,12 @@ use super::{
     super::dataflow::{NAME_BYTES, Refusal},
     *,
 };
-use crate::{backend::BurnDevice, custom::CustomOps, memory::DeviceMemory, op_progress::Signals};
+use crate::{
+    backend::{BurnDevice, StoredTensor},
+    custom::CustomOps,
+    memory::DeviceMemory,
+    op_progress::Signals,
+};
 
 /// Elements of a row. A value of more than 64 rows is not copied into a frame.
 const COLUMNS: usize = 64;
@@ -109,7 +114,7 @@ impl Program {
     /// hold memory there.
     fn go_on_elsewhere(&mut self) {
         self.held_replies.clear();
-        let snapshot = self.interpreter.capture().unwrap();
+        let snapshot = self.interpreter.capture(0).unwrap();
         let mut bytes = Vec::new();
         snapshot.write(&mut bytes).unwrap();
         assert_eq!(snapshot.size_bytes(), bytes.len() as u64);
@@ -126,12 +131,12 @@ impl Program {
     /// Returns each tensor with a value: where its elements are, and the bytes of its storage.
     fn layouts(&mut self) -> Vec<(TensorIr, Vec<isize>, usize, Vec<u8>)> {
         let store = self.interpreter.tensors.store();
-        let layout = |tensor: &TensorIr| {
-            let stored = store.stored(tensor).unwrap();
+        let stored = store.stored(&self.live, 0).unwrap();
+        let layout = |(tensor, stored): (&TensorIr, StoredTensor)| {
             let bytes = stored.storage.to_vec();
             (tensor.clone(), stored.strides, stored.offset, bytes)
         };
-        self.live.iter().map(layout).collect()
+        self.live.iter().zip(stored).map(layout).collect()
     }
 
     /// Returns the faults that no reply has reported.
@@ -228,7 +233,7 @@ fn malformed_snapshots_are_refused() {
     ] {
         program.step(step, false);
     }
-    let snapshot = program.interpreter.capture().unwrap();
+    let snapshot = program.interpreter.capture(0).unwrap();
     let mut bytes = Vec::new();
     snapshot.write(&mut bytes).unwrap();
     let restore = |bytes: &[u8]| {

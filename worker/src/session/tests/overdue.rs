@@ -9,7 +9,7 @@ use tensord_proto::codec::DeviceProfile;
 
 use super::{harness::OP_TIMEOUT, reads_in_flight::start_reads, *};
 use crate::{
-    backend::{BurnDevice, StorageInfo, TensorStore},
+    backend::{BurnDevice, StorageInfo, StoredTensor, TensorStore},
     custom::CustomOps,
 };
 
@@ -66,6 +66,14 @@ impl TensorStore for StuckDevice {
 
     fn storage(&mut self, _tensor: &TensorIr) -> Option<StorageInfo> {
         None
+    }
+
+    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<Vec<StoredTensor>, String> {
+        Err("not in this test".into())
+    }
+
+    fn restore(&mut self, _: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
+        Err("not in this test".into())
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::{
-    backend::{BurnDevice, StorageInfo, TensorStore},
+    backend::{BurnDevice, StorageInfo, StoredTensor, TensorStore},
     custom::CustomOps,
 };
 
@@ -74,6 +74,14 @@ impl TensorStore for SlowDevice {
 
     fn storage(&mut self, _tensor: &TensorIr) -> Option<StorageInfo> {
         None
+    }
+
+    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<Vec<StoredTensor>, String> {
+        Err("not in this test".into())
+    }
+
+    fn restore(&mut self, _: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
+        Err("not in this test".into())
     }
 }
 
