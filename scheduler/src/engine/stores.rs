@@ -51,6 +51,21 @@ impl Engine {
         }
     }
 
+    /// Updates what devices must be like for the leases on `worker` to go on from a store: the worker may
+    /// have come back with other devices.
+    pub(super) fn renew_stored(&mut self, worker: WorkerId) {
+        let known = self.pool.get(worker);
+        for id in known.map(Worker::leases).into_iter().flatten() {
+            let lease = self.leases.get(id);
+            let requirement = lease.and_then(|lease| self.requirement_at(lease, worker));
+            let lease = self.leases.get_mut(id);
+            let stored = lease.and_then(|lease| lease.stored.get_mut(&worker));
+            if let (Some(stored), Some(requirement)) = (stored, requirement) {
+                stored.requirement = requirement;
+            }
+        }
+    }
+
     /// Returns what devices must be like for the sessions of a durable lease on `worker` to go on
     /// elsewhere, if they could.
     fn requirement_at(&self, lease: &Lease, worker: WorkerId) -> Option<Requirement> {

@@ -28,6 +28,7 @@ impl Engine {
                 self.resume_ended(worker, over);
                 self.resume_held(worker, held);
                 self.resume_claimed(worker);
+                self.renew_stored(worker);
                 self.settle_holder(worker, &suspended);
                 self.pool.set_out_of_service(worker, out_of_service);
                 if leaving {

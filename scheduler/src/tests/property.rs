@@ -313,3 +313,32 @@ proptest! {
         check_any(ops);
     }
 }
+
+/// The sessions of a lease in a store may use what the devices had when their worker joined last.
+#[test]
+fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
+    let demand = Demand {
+        devices: 1,
+        kind: None,
+        memory_bytes: 0,
+        durability: Durability::Auto,
+        recover_within: None,
+    };
+    check_any(vec![
+        Op::Request { client: 0, demand },
+        Op::WorkerDisconnected { worker: 0 },
+        Op::SnapshotsKept {
+            worker: 1,
+            all: true,
+        },
+        Op::Join {
+            worker: 1,
+            changed: true,
+        },
+        Op::Wait { millis: 5000 },
+        Op::Join {
+            worker: 1,
+            changed: false,
+        },
+    ]);
+}
