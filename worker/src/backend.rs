@@ -54,7 +54,13 @@ pub(crate) struct StoredTensor {
     pub(crate) strides: Vec<isize>,
     /// Position of the first element in the storage, in elements.
     pub(crate) offset: usize,
+    /// Bytes from the first element on that the tensor may use, if not all.
+    pub(crate) range_bytes: Option<u64>,
 }
+
+/// Tensors as they lie in their storages; of one without a value, as an op has failed on the device,
+/// the reason.
+pub(crate) type StoredTensors = Vec<Result<StoredTensor, String>>;
 
 impl StoredTensor {
     /// Returns whether all elements are within the storage.
@@ -65,8 +71,9 @@ impl StoredTensor {
         {
             return false;
         }
+        let elements = self.storage.len() / size;
         if dims.contains(&0) {
-            return true;
+            return self.offset <= elements;
         }
         let (mut first, mut last) = (self.offset as i128, self.offset as i128);
         for (&dim, &stride) in dims.iter().zip(&self.strides) {
@@ -76,7 +83,7 @@ impl StoredTensor {
                 false => last += reach,
             }
         }
-        first >= 0 && last < (self.storage.len() / size) as i128
+        first >= 0 && last < elements as i128
     }
 }
 
@@ -119,18 +126,19 @@ pub(crate) trait TensorStore: Send {
     ///
     /// # Errors
     ///
-    /// Those of the device; and if more than `max_copied_bytes` would be copied, nothing is.
+    /// The device's error, or that more than `max_copied_bytes` would have to be copied; then nothing
+    /// is copied.
     fn stored(
         &mut self,
         tensors: &[TensorIr],
         max_copied_bytes: u64,
-    ) -> Result<Vec<StoredTensor>, String>;
+    ) -> Result<StoredTensors, String>;
     /// Creates tensors as they lie in their storages, of which several may share one. The caller
     /// has checked that the elements are [within them](StoredTensor::is_within_storage).
     ///
     /// # Errors
     ///
-    /// If the backend has no tensor of that layout.
+    /// If the backend has no tensor of that layout, or the device has no room.
     fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String>;
 }
 
@@ -221,7 +229,7 @@ pub(crate) trait SessionBackend: BackendIr {
     fn stored(
         tensors: Vec<HandleKind<Self>>,
         max_copied_bytes: u64,
-    ) -> Result<Vec<StoredTensor>, String>
+    ) -> Result<StoredTensors, String>
     where
         Self: Sized;
 

@@ -189,7 +189,8 @@ impl Session {
             restored_at,
         } = begin.begin(blobs, open_runner)?;
         if let (Some(snapshots), Some(_)) = (&device_context.snapshots, &snapshot_key) {
-            runner.allow_copies(snapshots.max_bytes());
+            let snapshots = snapshots.clone();
+            runner.allow_copies(Box::new(move |mark| snapshots.copy_limit(id, mark)));
         }
         let session = Arc::new(Self {
             id,

@@ -92,7 +92,9 @@ struct Layouts {
     expanded: Tensor<2>,
     copies: [Tensor<2>; 2],
     random: Tensor<2>,
-    half: Tensor<2>,
+    thirds: Tensor<2>,
+    /// Views of one buffer, which overlap: rows of 256 bytes, as views must begin at such distances.
+    views: [Tensor<2>; 2],
     numbers: Tensor<1, Int>,
     bits: Tensor<2, Bool>,
     empty: Tensor<2>,
@@ -111,13 +113,18 @@ impl Layouts {
         let whole = values(5, 7);
         let source = values(1, 6);
         let copy = values(3, 3);
+        let rows = values(64, 64);
         Self {
             transposed: whole.clone().transpose(),
             row: whole.clone().slice([2..4, 1..6]),
             expanded: source.expand([4, 6]),
             copies: [copy.clone(), copy],
             random: Tensor::random([6, 5], Distribution::Default, device),
-            half: values(4, 4).cast(burn::tensor::FloatDType::F32) / 3.0,
+            thirds: values(4, 4) / 3.0,
+            views: [
+                rows.clone().slice([0..32, 0..64]),
+                rows.slice([16..48, 0..64]),
+            ],
             numbers: Tensor::arange(3..40, device),
             bits: whole.greater_elem(0.5),
             empty: Tensor::zeros([0, 3], device),
@@ -134,7 +141,8 @@ impl Layouts {
             expanded,
             copies: [copy, other],
             random,
-            half,
+            thirds,
+            views: [upper, lower],
             numbers,
             bits,
             empty,
@@ -149,7 +157,9 @@ impl Layouts {
             (copy * 4.0).into_data(),
             other.into_data(),
             random.into_data(),
-            half.into_data(),
+            thirds.into_data(),
+            (upper * 3.0).into_data(),
+            (lower + 7.0).into_data(),
             (numbers * 3).into_data(),
             bits.bool_not().int().into_data(),
             (empty + 1.0).into_data(),

@@ -14,7 +14,7 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
-use super::{SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds};
+use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors, TensorStore, bounds};
 use crate::locks::lock;
 
 /// Each Burn backend has one random generator per process. This lock is held from seeding
@@ -288,12 +288,31 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         &mut self,
         tensors: &[TensorIr],
         max_copied_bytes: u64,
-    ) -> Result<Vec<StoredTensor>, String> {
-        self.run(|interpreter| {
+    ) -> Result<StoredTensors, String> {
+        let stored = self.run(|interpreter| {
             let tensors = tensors.iter().map(as_shared);
             let tensors = tensors.map(|tensor| interpreter.get_tensor(&tensor));
             B::stored(tensors.collect(), max_copied_bytes)
-        })
+        });
+        let checked = tensors.iter().zip(stored?).map(|(tensor, stored)| {
+            let stored = stored?;
+            // A tensor is restored with the declared type, and a lazy backend may not have it.
+            let is_declared = match B::DTYPES_MAY_DIFFER {
+                true => stored.dtype.size() == tensor.dtype.size(),
+                false => stored.dtype == tensor.dtype,
+            };
+            match is_declared && stored.shape == tensor.shape {
+                true => Ok(stored),
+                false => Err(format!(
+                    "it is {} of {}, and was declared as {} of {}",
+                    stored.shape,
+                    stored.dtype.name(),
+                    tensor.shape,
+                    tensor.dtype.name()
+                )),
+            }
+        });
+        Ok(checked.collect())
     }
 
     fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {

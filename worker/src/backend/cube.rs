@@ -11,7 +11,7 @@ use burn_fusion::{FusionRuntime, get_client, stream::Operation};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, TensorIr};
 use burn_std::stream::StreamId;
 
-use super::{SessionBackend, StorageInfo, StoredTensor};
+use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors};
 use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
@@ -46,7 +46,7 @@ impl SessionBackend for Cube {
     fn stored(
         tensors: Vec<HandleKind<Self>>,
         max_copied_bytes: u64,
-    ) -> Result<Vec<StoredTensor>, String> {
+    ) -> Result<StoredTensors, String> {
         layout::stored(tensors, max_copied_bytes)
     }
 

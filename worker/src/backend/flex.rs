@@ -9,7 +9,7 @@ use burn_flex::{Flex, FlexTensor, Layout};
 use burn_ir::{BackendIr, HandleKind, NumericOperationIr, OperationIr};
 use burn_router::TensorInterpreter;
 
-use super::{SessionBackend, StorageInfo, StoredTensor};
+use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors};
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
@@ -46,7 +46,7 @@ impl SessionBackend for Flex {
         true
     }
 
-    fn stored(tensors: Vec<HandleKind<Self>>, _: u64) -> Result<Vec<StoredTensor>, String> {
+    fn stored(tensors: Vec<HandleKind<Self>>, _: u64) -> Result<StoredTensors, String> {
         let stored = tensors.into_iter().map(|tensor| {
             let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
                 tensor
@@ -60,9 +60,10 @@ impl SessionBackend for Flex {
                 strides: layout.strides().to_vec(),
                 offset: layout.start_offset(),
                 storage: tensor.data_arc(),
+                range_bytes: None,
             })
         });
-        stored.collect()
+        Ok(stored.collect())
     }
 
     fn restored(
@@ -76,6 +77,7 @@ impl SessionBackend for Flex {
                 dtype,
                 strides,
                 offset,
+                range_bytes: _,
             } = stored;
             let layout = Layout::new(shape, strides, offset);
             let tensor = FlexTensor::from_arc(storage, layout, dtype);

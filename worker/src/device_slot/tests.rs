@@ -9,7 +9,7 @@ use burn_std::future::DynFut;
 
 use super::*;
 use crate::{
-    backend::{BurnDevice, StorageInfo, StoredTensor, TensorStore},
+    backend::{BurnDevice, StorageInfo, StoredTensor, StoredTensors, TensorStore},
     blobs::BlobStore,
     custom::CustomOps,
     memory::DeviceMemory,
@@ -94,7 +94,7 @@ impl TensorStore for FlakyDevice {
         None
     }
 
-    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<Vec<StoredTensor>, String> {
+    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<StoredTensors, String> {
         Err("not in this test".into())
     }
 

@@ -33,6 +33,9 @@ use crate::{
 /// Number of messages that wait to be sent to the worker. Each session has one snapshot at most.
 const QUEUE: usize = 64;
 
+/// Why a session's snapshot is not kept while another one of it is being kept.
+const STILL_KEEPING: &str = "the previous snapshot is still being kept";
+
 /// A message about snapshots for the worker.
 pub(super) enum SnapshotMessage {
     Snapshot(SnapshotInfo, File),
@@ -49,6 +52,8 @@ pub(super) struct SnapshotSender {
     messages: mpsc::Sender<SnapshotMessage>,
     /// The sessions whose snapshot is being kept.
     pending: Mutex<HashMap<SessionId, PendingSnapshot>>,
+    /// The mark and the size of the last snapshot of each session that the worker has kept.
+    kept: Mutex<HashMap<SessionId, (u64, u64)>>,
 }
 
 /// A snapshot that is being kept.
@@ -59,7 +64,7 @@ struct PendingSnapshot {
     /// `None` if the session has ended.
     kept: Option<KeptCallback>,
     /// Taken until the worker has replied, as the worker may be slow to receive the copy.
-    _bytes: CopyingBytes,
+    bytes: CopyingBytes,
 }
 
 impl SnapshotSender {
@@ -76,6 +81,7 @@ impl SnapshotSender {
             runtime,
             messages,
             pending: Mutex::default(),
+            kept: Mutex::default(),
         };
         (Arc::new(sender), queued)
     }
@@ -100,6 +106,10 @@ impl SnapshotSender {
             && let Some(snapshot) = pending.remove(&session)
         {
             drop(pending);
+            if result.is_ok() && snapshot.kept.is_some() {
+                let CopyingBytes(_, size_bytes) = snapshot.bytes;
+                lock(&self.kept).insert(session, (mark, size_bytes));
+            }
             match snapshot.kept {
                 Some(kept) => kept(snapshot.copying, result),
                 None => self.send_session_ended(session),
@@ -134,7 +144,7 @@ impl SnapshotSender {
             ));
         }
         if lock(&self.pending).contains_key(&session) {
-            return Err("the previous snapshot is still being kept".into());
+            return Err(STILL_KEEPING.into());
         }
         let order = Ordering::Relaxed;
         let fits = |bytes: u64| {
@@ -194,8 +204,21 @@ impl Drop for CopyingBytes {
 }
 
 impl SnapshotKeeper for SnapshotSender {
-    fn max_bytes(&self) -> u64 {
-        self.max_bytes
+    fn copy_limit(&self, session: SessionId, mark: Mark) -> Result<u64, String> {
+        if lock(&self.pending).contains_key(&session) {
+            return Err(STILL_KEEPING.into());
+        }
+        // The worker drops the session's last snapshot for this one, unless the client has committed
+        // that one's mark.
+        let kept = lock(&self.kept);
+        let stay = kept
+            .iter()
+            .filter(|(of, (kept_mark, _))| **of != session || *kept_mark == mark.committed);
+        let stay_bytes: u64 = stay.map(|(_, (_, size_bytes))| size_bytes).sum();
+        let copying_bytes = self.copying_bytes.load(Ordering::Relaxed);
+        Ok(self
+            .max_bytes
+            .saturating_sub(stay_bytes.saturating_add(copying_bytes)))
     }
 
     fn keep(
@@ -215,7 +238,7 @@ impl SnapshotKeeper for SnapshotSender {
             mark: mark.mark,
             copying: Duration::ZERO,
             kept: Some(kept),
-            _bytes: bytes,
+            bytes,
         };
         // All snapshots of a session are kept by the one thread that executes its ops at a time.
         lock(&self.pending).insert(session, pending);
@@ -232,6 +255,7 @@ impl SnapshotKeeper for SnapshotSender {
     }
 
     fn forget(self: Arc<Self>, session: SessionId) {
+        lock(&self.kept).remove(&session);
         let callback = match lock(&self.pending).get_mut(&session) {
             // The worker must not get the snapshot after the end of its session.
             Some(pending) => pending.kept.take(),

@@ -20,8 +20,12 @@ use super::{
 
 /// Keeps snapshots of sessions where they outlive this process.
 pub(crate) trait SnapshotKeeper: Send + Sync {
-    /// Returns the maximum size of a snapshot.
-    fn max_bytes(&self) -> u64;
+    /// Returns the maximum size of a snapshot of this session at this mark that could be kept now.
+    ///
+    /// # Errors
+    ///
+    /// Why none could be kept.
+    fn copy_limit(&self, session: SessionId, mark: Mark) -> Result<u64, String>;
 
     /// Keeps a snapshot, sealed with `key`, in the background, and then calls `kept`, with the
     /// reason if it is not kept. Snapshots of this session from before the committed mark are
@@ -78,17 +82,18 @@ impl Session {
             });
             session.outbound.wake_writer();
         };
-        match (captured, &self.device_context.snapshots, &self.snapshot_key) {
-            (Ok(mut snapshot), Some(snapshots), Some(key)) if self.is_durable() => {
+        let (Some(snapshots), Some(key)) = (&self.device_context.snapshots, &self.snapshot_key)
+        else {
+            let reason = "this worker, lease or session does not support snapshots";
+            return reply(Duration::ZERO, Err(reason.into()));
+        };
+        match captured {
+            Ok(mut snapshot) => {
                 snapshot.set_held(&self.offered);
                 let (snapshots, key) = (snapshots.clone(), key.clone());
                 snapshots.keep(self.id, mark, snapshot, key, Box::new(reply));
             }
-            (Ok(_), ..) => reply(
-                Duration::ZERO,
-                Err("this worker, lease or session does not support snapshots".into()),
-            ),
-            (Err(e), ..) => reply(Duration::ZERO, Err(e.to_string())),
+            Err(e) => reply(Duration::ZERO, Err(e.to_string())),
         }
     }
 

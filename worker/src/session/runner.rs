@@ -40,7 +40,7 @@ use std::{sync::Arc, time::Instant};
 
 use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
-use tensord_proto::codec::CodecError;
+use tensord_proto::{codec::CodecError, v1::Mark};
 
 #[cfg(feature = "testing")]
 pub(crate) use self::outcome::RecordedOutcome;
@@ -89,9 +89,12 @@ pub(crate) struct Runner {
     interpreter: Interpreter,
     collectives: Collectives,
     uploads: Uploads,
-    /// Bytes that a mark may copy from the device.
-    max_copied_bytes: u64,
+    /// Returns the bytes that a mark may copy from the device now. `None` if no mark may.
+    copy_limit: Option<CopyLimit>,
 }
+
+/// Returns the bytes that may be copied from the device for the snapshot of a mark now, or why none may.
+pub(crate) type CopyLimit = Box<dyn Fn(Mark) -> Result<u64, String> + Send>;
 
 impl Runner {
     pub(crate) fn new(
@@ -108,7 +111,7 @@ impl Runner {
             interpreter: Interpreter::new(store, memory, op_progress, seed),
             collectives: Collectives::new(membership),
             uploads,
-            max_copied_bytes: 0,
+            copy_limit: None,
         }
     }
 
@@ -335,8 +338,11 @@ impl Runner {
             Work::Sync { request } => return Some(interpreter.sync(request)),
             Work::Seed(seed) => interpreter.set_seed(seed),
             Work::Mark(mark) => {
+                interpreter.current.begin("Mark");
+                // What the device has still to execute costs nothing more because of the mark.
+                let synced = interpreter.tensors.wait();
                 let began = Instant::now();
-                let snapshot = self.capture().map(Box::new);
+                let snapshot = synced.and_then(|()| self.capture(mark).map(Box::new));
                 let cost = began.elapsed();
                 return Some(Reply::Captured {
                     mark,
@@ -363,15 +369,17 @@ impl Runner {
         self.deferred.is_empty() && self.collectives.is_idle()
     }
 
-    /// Lets each mark copy up to `max_bytes` from a device that shares no memory with the host; at
-    /// first it may copy nothing.
-    pub(crate) fn allow_copies(&mut self, max_bytes: u64) {
-        self.max_copied_bytes = max_bytes;
+    /// Lets marks copy as much as `limit` returns from a device that shares no memory with the host;
+    /// at first they may copy nothing.
+    pub(crate) fn allow_copies(&mut self, limit: CopyLimit) {
+        self.copy_limit = Some(limit);
     }
 
     /// Returns the session's state. All work whose turn has come must be done.
-    fn capture(&mut self) -> Result<Snapshot, SnapshotError> {
-        let mut snapshot = self.interpreter.capture(self.max_copied_bytes)?;
+    fn capture(&mut self, mark: Mark) -> Result<Snapshot, SnapshotError> {
+        let limit = self.copy_limit.as_ref().map_or(Ok(0), |limit| limit(mark));
+        let max_copied_bytes = limit.map_err(SnapshotError::Device)?;
+        let mut snapshot = self.interpreter.capture(max_copied_bytes)?;
         snapshot.header.ops_seen = self.plans.ops_seen();
         snapshot.header.decoder_counter = self.plans.decoder_counter();
         self.uploads.capture(&mut snapshot);

@@ -98,8 +98,8 @@ enum Keeping {
 }
 
 impl SnapshotKeeper for HeldSnapshot {
-    fn max_bytes(&self) -> u64 {
-        u64::MAX
+    fn copy_limit(&self, _: SessionId, _: Mark) -> Result<u64, String> {
+        Ok(u64::MAX)
     }
 
     fn keep(

@@ -105,6 +105,9 @@ pub(super) struct TensorImage {
     /// Index of the charge that the tensor shares with others.
     #[prost(uint32, optional, tag = "6")]
     pub(super) charge: Option<u32>,
+    /// Bytes of the storage that the tensor may use, from its first element on; absent if all.
+    #[prost(uint64, optional, tag = "7")]
+    pub(super) range_bytes: Option<u64>,
 }
 
 /// A tensor that has a fault instead of a value.

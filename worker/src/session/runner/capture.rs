@@ -2,10 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use burn_ir::TensorId;
+use burn_ir::{TensorId, TensorIr};
 use tensord_proto::{
     codec::{decode_tensor, encode_tensor},
-    v1::Fault,
+    v1::{Fault, FaultKind},
 };
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
             ChargeImage, Header, PoisonedImage, Snapshot, SnapshotError, StorageImage, TensorImage,
         },
     },
+    fault::REASON_BYTES,
     tensors::Tensors,
 };
 use crate::backend::{HostStorage, StoredTensor};
@@ -61,25 +62,50 @@ impl Capture {
                     shared,
                 } => {
                     let missing = || SnapshotError::Device("a tensor is missing".into());
-                    let stored = stored.next().ok_or_else(missing)?;
+                    let stored = match stored.next().ok_or_else(missing)? {
+                        Ok(stored) => stored,
+                        Err(reason) => {
+                            self.without_value(&tensor, reason);
+                            continue;
+                        }
+                    };
                     let image = TensorImage {
                         tensor: encode_tensor(&tensor),
                         strides: stored.strides.iter().map(|&stride| stride as i64).collect(),
                         offset: stored.offset as u64,
                         storage: self.storage(stored.storage),
+                        range_bytes: stored.range_bytes,
                         own_bytes,
                         charge: shared.map(|storage| self.charge(storage)),
                     };
                     self.header.tensors.push(image);
                 }
-                Entry::Poisoned(id, fault) => {
-                    let fault = self.fault(&fault);
-                    let id = id.value();
-                    self.header.poisoned.push(PoisonedImage { id, fault });
-                }
+                Entry::Poisoned(id, fault) => self.poisoned(id, &fault),
             }
         }
         Ok(())
+    }
+
+    /// Adds a tensor that has no value, as an op has failed on the device and nobody has read the
+    /// tensor since.
+    fn without_value(&mut self, tensor: &TensorIr, mut reason: String) {
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+        let Header {
+            faults, poisoned, ..
+        } = &mut self.header;
+        faults.push(Fault {
+            kind: FaultKind::Backend.into(),
+            reason,
+            ..Fault::default()
+        });
+        let (id, fault) = (tensor.id.value(), faults.len() as u32 - 1);
+        poisoned.push(PoisonedImage { id, fault });
+    }
+
+    fn poisoned(&mut self, id: TensorId, fault: &Arc<Fault>) {
+        let fault = self.fault(fault);
+        let id = id.value();
+        self.header.poisoned.push(PoisonedImage { id, fault });
     }
 
     /// Adds a fault that no reply has reported.
@@ -181,6 +207,7 @@ pub(super) fn restore_tensors(
                 .map(|&stride| stride as isize)
                 .collect(),
             offset: usize::try_from(image.offset).unwrap_or(usize::MAX),
+            range_bytes: image.range_bytes,
         };
         if !stored.is_within_storage() {
             let id = tensor.id.value();

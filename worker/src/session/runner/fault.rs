@@ -16,7 +16,7 @@ const MAX_UNREPORTED: usize = 64;
 
 /// Maximum bytes of the reason of a fault that is created here: a backend's error may
 /// have the source of a whole kernel.
-const REASON_BYTES: usize = 16 << 10;
+pub(super) const REASON_BYTES: usize = 16 << 10;
 
 /// The op and worker that a fault names.
 #[derive(Debug, Clone)]

@@ -29,7 +29,7 @@ use super::super::{
     snapshot::SnapshotError,
 };
 use crate::{
-    backend::{StoredTensor, TensorStore, panic_message},
+    backend::{StoredTensor, StoredTensors, TensorStore, panic_message},
     custom::FailedCustomOp,
     memory::SessionMemory,
     op_check,
@@ -123,7 +123,7 @@ impl Tensors {
         &mut self,
         tensors: &[TensorIr],
         max_copied_bytes: u64,
-    ) -> Result<Vec<StoredTensor>, SnapshotError> {
+    ) -> Result<StoredTensors, SnapshotError> {
         let store = &mut self.store;
         caught(|| store.stored(tensors, max_copied_bytes)).map_err(SnapshotError::Device)
     }
@@ -259,6 +259,17 @@ impl Tensors {
             Ok(()) => Ok(()),
             Err(e) => Err(Refusal::New(FaultKind::Backend, e.reason().to_owned())),
         }
+    }
+
+    /// Waits until the device has executed everything, before tensors are copied.
+    ///
+    /// # Errors
+    ///
+    /// The backend's error or panic.
+    pub(super) fn wait(&mut self) -> Result<(), SnapshotError> {
+        let store = &mut self.store;
+        let synced = caught(|| store.sync().map_err(|e| e.reason().to_owned()));
+        synced.map_err(SnapshotError::Device)
     }
 
     /// Removes `tensor` from the table, if this is its last use. The backend drops the value

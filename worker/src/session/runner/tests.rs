@@ -132,7 +132,8 @@ impl Program {
     fn layouts(&mut self) -> Vec<(TensorIr, Vec<isize>, usize, Vec<u8>)> {
         let store = self.interpreter.tensors.store();
         let stored = store.stored(&self.live, 0).unwrap();
-        let layout = |(tensor, stored): (&TensorIr, StoredTensor)| {
+        let layout = |(tensor, stored): (&TensorIr, Result<StoredTensor, String>)| {
+            let stored = stored.unwrap();
             let bytes = stored.storage.to_vec();
             (tensor.clone(), stored.strides, stored.offset, bytes)
         };

@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::{
-    backend::{BurnDevice, StorageInfo, StoredTensor, TensorStore},
+    backend::{BurnDevice, StorageInfo, StoredTensor, StoredTensors, TensorStore},
     custom::CustomOps,
 };
 
@@ -76,7 +76,7 @@ impl TensorStore for SlowDevice {
         None
     }
 
-    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<Vec<StoredTensor>, String> {
+    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<StoredTensors, String> {
         Err("not in this test".into())
     }
 
