@@ -54,7 +54,7 @@ impl Durability {
 pub struct Requirement {
     /// The fingerprint of the lease's devices.
     pub fingerprint: [u8; 16],
-    /// The kind of the lease's devices, if others of that kind may have another fingerprint.
+    /// If this is a kind, any devices of the kind will do; otherwise the fingerprint must be the same.
     pub kind: Option<String>,
     /// The memory of the lease's smallest device, in bytes.
     pub smallest_bytes: u64,

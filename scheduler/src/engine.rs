@@ -18,6 +18,7 @@
 pub(crate) mod assignment;
 mod clients;
 mod durable;
+mod handover;
 mod interruptions;
 mod moves;
 mod records;
@@ -115,6 +116,7 @@ impl Engine {
         self.move_leases();
         self.process_queue();
         self.assign_keepers();
+        self.assign_handovers();
         mem::take(&mut self.commands)
     }
 

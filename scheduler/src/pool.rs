@@ -368,7 +368,7 @@ impl Pool {
     }
 
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another
-    /// lease: at most `count`.
+    /// lease: at most `count`, those first that have the fingerprint of the lease's devices.
     pub(crate) fn fitting(
         &self,
         worker: WorkerId,
@@ -391,7 +391,14 @@ impl Pool {
             holder.is_none_or(|holder| *holder == lease)
                 && device.is_some_and(|device| requirement.accepts(device))
         };
-        free.filter(fits).take(count).collect()
+        let mut fitting: Vec<_> = free.filter(fits).collect();
+        let is_equal = |device_ref: &DeviceRef| {
+            let device = self.device(*device_ref);
+            device.is_some_and(|device| requirement.is_equal(device))
+        };
+        fitting.sort_by_key(|device_ref| !is_equal(device_ref));
+        fitting.truncate(count);
+        fitting
     }
 
     /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then

@@ -221,10 +221,12 @@ pub enum CannotMove {
     /// The lease has devices of several workers.
     #[error("it has devices of several workers")]
     SeveralWorkers,
-    /// Its devices differ so that no others could take their place, or it is to go on at exact devices
-    /// only and has others, or a worker has not reported a fingerprint.
-    #[error("its devices differ in kind or fingerprint, or have none")]
-    NotExact,
+    /// No other devices could take the place of its devices: these differ from each other, or the lease
+    /// must give the same bits and a device does not, or the fingerprint of one is not known.
+    #[error(
+        "its devices are of different kinds, or the lease must give the same bits and they do not, or a worker has not reported a fingerprint"
+    )]
+    NotReplaceable,
     /// No other worker has such devices.
     #[error(
         "no other worker, apart from those that drain or still end the lease, has as many devices of the same fingerprint (or kind, if the lease may go on with other bits) and memory"

@@ -23,6 +23,8 @@ pub struct LeaseRecord {
     pub owner: ClientId,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
+    /// Whether and where the lease goes on.
+    pub durability: Durability,
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
     /// pool's default.
     pub recover_within: Option<Duration>,
@@ -92,15 +94,25 @@ pub struct RecordChange {
 
 impl LeaseRecord {
     /// Returns whether commands must not be carried out before this record is written, which follows
-    /// `earlier`: the lease has got other devices, or lost them.
+    /// `earlier`: the lease has got other devices, or lost them, or another worker has its snapshots.
     pub(crate) fn is_urgent_after(&self, earlier: Option<&Self>) -> bool {
         match earlier {
             Some(earlier) => {
                 let place = (earlier.epoch, &earlier.standing, &earlier.devices);
                 place != (self.epoch, &self.standing, &self.devices)
+                    || self.has_other_holders_than(earlier)
             }
             None => self.epoch > 0 || self.standing != RecordedStanding::Running,
         }
+    }
+
+    /// Returns whether a part has a holder that it did not have: the one before drops its snapshots.
+    fn has_other_holders_than(&self, earlier: &Self) -> bool {
+        let mut parts = self.parts.iter().zip(&earlier.parts);
+        parts.any(|(part, earlier)| {
+            let mut holders = part.holders.iter();
+            holders.any(|holder| !earlier.holders.contains(holder))
+        })
     }
 
     /// Returns the record of a lease, or `None` if the lease needs none.
@@ -127,6 +139,7 @@ impl LeaseRecord {
         Some(Self {
             owner,
             epoch: lease.epoch,
+            durability: lease.durability,
             recover_within: lease.recover_within,
             standing: RecordedStanding::of(&lease.standing),
             devices: devices.collect(),
@@ -136,10 +149,9 @@ impl LeaseRecord {
         })
     }
 
-    /// Returns the lease, without deadlines. Its client and its workers are away. The client's claim
-    /// has its durability.
+    /// Returns the lease, without deadlines. Its client and its workers are away.
     pub(crate) fn into_lease(self, now: Timestamp) -> Lease {
-        let mut lease = Lease::owned(self.owner, &self.devices, Durability::Auto, self.epoch);
+        let mut lease = Lease::owned(self.owner, &self.devices, self.durability, self.epoch);
         let keeper = |it: RecordedKeeper| {
             let keeper = Keeper {
                 worker: it.keeper,

@@ -11,6 +11,7 @@ mod durable;
 mod durable_world;
 mod ending;
 mod grants;
+mod handover;
 mod invariants;
 mod moves;
 mod placement;

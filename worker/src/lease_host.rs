@@ -57,6 +57,17 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Returns whether this worker has snapshots of suspended leases.
+    fn has_suspended_leases(&self) -> bool {
+        false
+    }
+
+    /// Returns whether snapshots of suspended leases are being handed over to other workers, which the
+    /// scheduler has requested.
+    fn is_handing_over(&self) -> bool {
+        false
+    }
+
     /// Returns the leases that could go on now from this worker's snapshot store.
     fn leases_in_store(&self) -> Vec<LeaseId> {
         Vec::new()

@@ -16,7 +16,8 @@
 //!   `copy_progress` whether the lease could go on there.
 //! - `stored_leases` loads leases from the snapshot store, and deletes the snapshots of leases that have
 //!   ended.
-//! - `keeper` has the snapshots that other workers send to this one.
+//! - `keeper` has the snapshots that other workers send to this one, and those of suspended leases.
+//!   `handover` sends the latter to another worker when this one drains.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
@@ -27,6 +28,7 @@
 mod copy_progress;
 mod copy_queue;
 mod describe;
+mod handover;
 mod host;
 mod keeper;
 mod keeper_link;
@@ -80,7 +82,9 @@ pub(crate) use self::{
     table::END_TIMEOUT,
 };
 use self::{
+    handover::Handovers,
     keeper::KeptForOthers,
+    keeper_link::Keeper,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
     lease_queues::{LeaseQueues, RunningLease},
@@ -155,6 +159,7 @@ pub(crate) struct Supervisor {
     /// The deaths of processes of leases that have none here now, and may go on here.
     restarts: Mutex<HashMap<LeaseId, Restarts>>,
     stored_leases: Mutex<StoredLeases>,
+    handovers: Mutex<Handovers>,
     lease_tokens: LeaseTokens,
     scheduler: Mutex<SchedulerView>,
     /// Work for [`run`](Self::run).
@@ -183,6 +188,8 @@ enum Job {
     ListStored,
     /// Delete what the snapshot store has of these leases.
     DropStored(Vec<LeaseId>),
+    /// Hand the snapshots of a suspended lease over to another worker.
+    HandOver(LeaseId, u64, Box<Keeper>),
 }
 
 impl Supervisor {
@@ -217,6 +224,7 @@ impl Supervisor {
             interrupted: Mutex::default(),
             restarts: Mutex::default(),
             stored_leases: Mutex::default(),
+            handovers: Mutex::default(),
             lease_tokens: LeaseTokens::new(settings.worker_id),
             scheduler: Mutex::default(),
             jobs,
@@ -272,6 +280,9 @@ impl Supervisor {
                 }
                 Some(Job::DropStored(leases)) => {
                     running.spawn(self.clone().delete_stored(leases));
+                }
+                Some(Job::HandOver(lease, number, keeper)) => {
+                    running.spawn(self.clone().hand_over(lease, number, *keeper));
                 }
                 None => return,
             }
@@ -381,6 +392,7 @@ impl Supervisor {
         };
         let claims: Vec<_> = granted.grants.iter().map(claim).collect();
         let kept = lock(&self.kept_for_others).take(lease);
+        lock(&self.handovers).end(lease);
         if !kept.is_empty() {
             lock(&self.snapshots).adopt(lease, kept);
         }

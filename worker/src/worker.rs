@@ -1,6 +1,10 @@
 //! A running worker.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rand::Rng;
 use tensord_proto::v1::{Error, ErrorCode};
@@ -22,6 +26,11 @@ use crate::{
 
 /// How long the processes that run no lease may take to exit when the worker stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a worker that drains, has snapshots of suspended leases and nothing else to do waits for the
+/// scheduler's request to hand them over: longer than the scheduler waits for marks of the leases that
+/// are to move away.
+const HANDOVER_REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A running worker. Dropping it ends its sessions at once.
 pub struct Worker {
@@ -143,11 +152,25 @@ impl Worker {
     }
 
     /// Leaves the pool: the worker accepts no new sessions, existing ones may finish until
-    /// `deadline` has passed, and then they are ended.
+    /// `deadline` has passed, and then they are ended. Snapshots of suspended leases are handed over to
+    /// other workers meanwhile.
     pub async fn drain(&self, deadline: Duration) {
         self.leave.send_replace(LeaveStage::Draining);
         let idle = async {
-            while self.host.live_session_count() > 0 {
+            let mut idle_since = Instant::now();
+            loop {
+                let is_joined = *self.registration_state.borrow() == RegistrationState::Joined;
+                if self.host.live_session_count() > 0 || self.host.is_handing_over() || !is_joined {
+                    idle_since = Instant::now();
+                }
+                // The scheduler may yet request that they are handed over.
+                let must_wait = match self.host.has_suspended_leases() {
+                    true => idle_since.elapsed() < HANDOVER_REQUEST_TIMEOUT,
+                    false => self.host.live_session_count() > 0,
+                };
+                if !must_wait {
+                    return;
+                }
                 sleep(Duration::from_millis(50)).await;
             }
         };

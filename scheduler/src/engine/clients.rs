@@ -84,8 +84,6 @@ impl Engine {
             Some(lease) if lease.owner == Some(client) => {
                 lease.expires_at = None;
                 (lease.is_standing_reported, lease.is_restorable) = (false, false);
-                // The record of a lease does not have it.
-                lease.durability = durability;
                 match epoch.cmp(&lease.epoch) {
                     Ordering::Less => {
                         lease.is_move_unreported = true;

@@ -1,8 +1,8 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
-//! A lease of exact devices is durable if its client asked for that. Each of its workers has a
-//! *keeper*: another worker that has as many devices of the same fingerprint, on which the sessions
-//! would give the same bits. It has no devices of the lease itself: an all-reduce first adds up what
+//! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker
+//! that has as many devices on which the sessions could go on, as [`Requirement`] says: of the same
+//! fingerprint, or of the same kind. It has no devices of the lease itself: an all-reduce first adds up what
 //! the devices of each worker contribute, so devices of two workers must not come together on one.
 
 use std::collections::BTreeMap;
@@ -114,8 +114,8 @@ impl Engine {
     /// can go on, or if it is from a record and may yet join; or else a connected worker, with free
     /// devices first, and then with the fewest leases whose snapshots it keeps. The present keeper gives
     /// way to another one if its stream has been down for a while, as it may be lost, or if the sessions
-    /// must move soon and only the other one has free devices. Nobody if a device of `source` is not
-    /// exact; `None` if one is not known.
+    /// must move soon and only the other one has free devices. Nobody if no other devices could take the
+    /// place of those of `source`; `None` if one of these is not known.
     fn choose_keeper(
         &self,
         id: LeaseId,
@@ -171,7 +171,7 @@ impl Engine {
                     let is_other = others.contains(worker);
                     let differs = !self.pool.has_equal(*worker, &requirement, count);
                     let is_new = Some(*worker) != present;
-                    (!has_free(worker), differs, is_other, is_new, leases)
+                    (!has_free(worker), is_other, is_new, differs, leases)
                 });
                 best.or(present).or(recorded)
             }
@@ -186,7 +186,7 @@ impl Engine {
     }
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
-    fn announce_keeper(&mut self, id: LeaseId, source: WorkerId) {
+    pub(super) fn announce_keeper(&mut self, id: LeaseId, source: WorkerId) {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };

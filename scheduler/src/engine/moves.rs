@@ -342,7 +342,7 @@ impl Engine {
         };
         match devices.values().all(is_exact) {
             true => Ok(lease),
-            false => Err(CannotMove::NotExact),
+            false => Err(CannotMove::NotReplaceable),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::snapshot::SuspensionSnapshot;
 
 /// Maximum number of suspended leases whose snapshots one worker holds: half of what a worker takes, as
 /// it also holds those of leases that go on soon.
-const MAX_HELD: usize = 256;
+pub(super) const MAX_HELD: usize = 256;
 
 /// Maximum number of leases that a client has suspended at once. They take memory of workers that other
 /// programs may need.
@@ -118,7 +118,7 @@ impl Engine {
             let stored = lease.stored.get(&source).map(|stored| &stored.requirement);
             let requirement = keeper.map(|keeper| &keeper.requirement).or(stored).cloned();
             let requirement = requirement.or_else(|| Requirement::of(devices, lease.durability));
-            let requirement = requirement.ok_or(CannotMove::NotExact)?;
+            let requirement = requirement.ok_or(CannotMove::NotReplaceable)?;
             let is_kept = match (lease.kept_at.get(&source), soon) {
                 (Some(KeptHere::WithRoom), _) | (Some(KeptHere::WithoutRoom) | None, true) => true,
                 (Some(KeptHere::Lacking), _) | (Some(KeptHere::WithoutRoom) | None, false) => false,
@@ -310,7 +310,7 @@ impl Engine {
         }
     }
 
-    fn hold_snapshots(&mut self, holder: WorkerId, lease: LeaseId) {
+    pub(super) fn hold_snapshots(&mut self, holder: WorkerId, lease: LeaseId) {
         if self.pool.is_connected(holder) {
             self.commands.push(Command::HoldSnapshots { holder, lease });
         }
@@ -336,7 +336,7 @@ impl Engine {
 
 /// Returns whether the parts of a lease have holders on which they could go on at the same time, or are
 /// in a store. Devices of two workers must not come together on one.
-fn can_be_placed(parts: &[SuspendedPart]) -> bool {
+pub(super) fn can_be_placed(parts: &[SuspendedPart]) -> bool {
     // Workers with the store may join.
     let in_memory = parts.iter().filter(|part| part.store.is_none());
     let holders = in_memory.map(|part| part.holders.clone());

@@ -44,6 +44,7 @@ impl Engine {
                 in_store,
             } => {
                 self.set_kept(worker, &at_keepers, &here);
+                self.on_handed_over(worker, &at_keepers);
                 self.set_stored(worker, &here, &in_store);
             }
             WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),

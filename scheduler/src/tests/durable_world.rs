@@ -95,8 +95,13 @@ impl World {
     pub(super) fn check_keeper(&self, lease: LeaseId, source: &Peer, keeper: &Peer) {
         assert_ne!(source.worker, keeper.worker);
         let known = self.engine.leases().get(lease).unwrap();
-        let workers = known.workers();
-        assert!(workers.contains(&source.worker) && !workers.contains(&keeper.worker));
+        let workers = match known.is_suspended() {
+            // It drains, and hands its snapshots over.
+            true => known.holders(),
+            false => known.workers(),
+        };
+        assert!(workers.contains(&source.worker));
+        assert!(known.is_suspended() || !workers.contains(&keeper.worker));
         for peer in [source, keeper] {
             let i = self.connected_worker(peer.worker);
             assert_eq!(peer.endpoint, endpoint(peer.worker.0));
@@ -113,6 +118,7 @@ impl World {
         for (id, lease) in self.engine.leases().iter() {
             self.check_held_back(id, lease, &free);
             self.check_resuming(id, lease, &free);
+            self.check_handover(id, lease);
             if !lease.durability.is_durable() {
                 assert!(lease.keepers.is_empty() && lease.lost().is_none(), "{id}");
                 continue;
@@ -211,6 +217,64 @@ impl World {
                 keeper.is_none() || own_may_join || is_possible,
                 "{id} has a keeper"
             );
+        }
+    }
+
+    /// A suspended lease all of whose holders drain has another worker that takes its snapshots, if
+    /// there is one.
+    fn check_handover(&self, id: LeaseId, lease: &Lease) {
+        if !lease.is_suspended() {
+            return;
+        }
+        let known = |worker: &WorkerId| self.workers[worker.0 as usize].known.as_ref();
+        for (source, keeper) in &lease.keepers {
+            let drains = known(source).is_some_and(KnownWorker::is_draining);
+            let stays = known(&keeper.worker).is_some_and(|it| !it.is_draining());
+            assert!(self.leases.is_none() || drains && stays, "{id} hands over");
+            assert!(lease.holders().contains(source), "{id}");
+        }
+        for part in lease.parts.iter().filter(|part| part.store.is_none()) {
+            let mut holders = part.holders.iter();
+            let all_drain = holders.all(|it| known(it).is_some_and(KnownWorker::is_draining));
+            let Some(source) = part.holders.first().filter(|_| all_drain) else {
+                continue;
+            };
+            let is_there = known(source).is_some_and(|known| known.connected);
+            let source_worker = &self.workers[source.0 as usize];
+            if !is_there || source_worker.unanswered.contains(&id) {
+                continue;
+            }
+            let its = lease.parts.iter().filter(|it| it.holders.contains(source));
+            let its: Vec<_> = its.collect();
+            let could_hold = |worker: &&SimWorker| {
+                let Some(known) = worker.known.as_ref() else {
+                    return false;
+                };
+                let fits = |part: &&SuspendedPart| {
+                    let devices = known.devices.iter();
+                    let fitting = devices.filter(|device| part.requirement.accepts(device));
+                    fitting.count() >= part.devices
+                };
+                let is_free = !worker.unanswered.contains(&id) && worker.id != source.0;
+                let holders_after = |part: &SuspendedPart| -> Vec<WorkerId> {
+                    let keeper = |holder: &WorkerId| match holder == source {
+                        true => Some(WorkerId(worker.id)),
+                        false => lease.keepers.get(holder).map(|keeper| keeper.worker),
+                    };
+                    let after = part.holders.iter();
+                    after.map(|it| keeper(it).unwrap_or(*it)).collect()
+                };
+                let in_memory = lease.parts.iter().filter(|part| part.store.is_none());
+                let after: Vec<_> = in_memory.map(holders_after).collect();
+                is_possible(&after)
+                    && known.connected
+                    && !known.is_draining()
+                    && is_free
+                    && its.iter().all(fits)
+            };
+            let has_keeper = lease.keepers.contains_key(source);
+            let is_possible = self.workers.iter().any(|it| could_hold(&it));
+            assert!(has_keeper || !is_possible, "{id} is not handed over");
         }
     }
 

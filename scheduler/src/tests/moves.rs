@@ -275,7 +275,7 @@ fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
     check(kept_by_worker_2().into_iter().chain(stops));
 }
 
-fn drain(id: u64, is_drained: bool) -> Event {
+pub(super) fn drain(id: u64, is_drained: bool) -> Event {
     let worker = WorkerId(id);
     Event::Drain { worker, is_drained }
 }

@@ -19,6 +19,7 @@ fn running() -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(1),
         epoch: 0,
+        durability: Durability::Auto,
         recover_within: None,
         standing: RecordedStanding::Running,
         devices: vec![GrantedDevice {
@@ -329,6 +330,7 @@ fn client_that_does_not_know_of_the_move_learns_of_it() {
     // The lease has moved from worker 1 to worker 2, and no other worker can be its keeper.
     let moved_to_2 = LeaseRecord {
         epoch: 1,
+        durability: Durability::Auto,
         devices: vec![GrantedDevice {
             device_ref: device_ref(2, 0),
             grant: old_grant(10),

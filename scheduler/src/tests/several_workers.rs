@@ -7,7 +7,7 @@ use super::*;
 use crate::CannotMove;
 
 /// Lease 10 of client 1 has two devices of worker 1 and one of worker 2, which have its snapshots.
-fn on_two_workers() -> Vec<Step> {
+pub(super) fn on_two_workers() -> Vec<Step> {
     let devices = [(1, 0, exact(16)), (1, 1, exact(16)), (2, 0, exact(16))];
     vec![
         (0, join(1, &[exact(16), exact(16)]), vec![]),

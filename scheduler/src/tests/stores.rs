@@ -317,6 +317,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
     let record = LeaseRecord {
         owner: ClientId(1),
         epoch: 1,
+        durability: Durability::Auto,
         recover_within: None,
         standing: RecordedStanding::Suspended(Suspender::Administrator),
         devices: Vec::new(),

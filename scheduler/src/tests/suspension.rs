@@ -60,7 +60,7 @@ fn kept_by_worker_1() -> Vec<Step> {
 }
 
 /// As [`kept_by_worker_1`], and the lease is suspended.
-fn suspended_at_worker_1() -> Vec<Step> {
+pub(super) fn suspended_at_worker_1() -> Vec<Step> {
     let mut steps = kept_by_worker_1();
     steps.extend([
         (3, suspend(10), vec![end_and_keep(1, 10), suspended(1, 10)]),

@@ -1,6 +1,6 @@
 //! A training whose lease is suspended goes on when the lease is resumed, and computes the same bits.
 
-use std::{ops::Range, sync::mpsc::channel, thread::scope};
+use std::{ops::Range, sync::mpsc::channel, thread::scope, time::Duration};
 
 use burn::tensor::Device;
 use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, StandingError};
@@ -15,6 +15,9 @@ use crate::worker_failover::wait_for_keeper;
 
 /// Steps of each of two trainings that take turns a hundred times.
 const STEPS: usize = 55;
+
+/// How long a worker that is stopped may take to exit.
+const EXIT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Trains on a lease of its own, and passes the device on to the other training before each of the
 /// `turns` steps, and in the end.
@@ -102,6 +105,39 @@ fn suspended_training_goes_on_although_its_worker_is_killed() {
         LeaseEvent::Running { worker: other },
     ];
     assert_eq!(events, expected);
+}
+
+/// The workers that have the snapshots of a suspended lease are stopped, one after the other, and each
+/// hands them over to the next one.
+#[test]
+fn suspended_training_survives_a_restart_of_every_worker() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let administrator = Administrator::of(&cluster);
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
+        if step != 8 {
+            return;
+        }
+        wait_for_keeper(&administrator);
+        let id = administrator.suspend_running();
+        for old in 0..3 {
+            if old > 0 {
+                cluster.add_worker("flex");
+                // Of the two that are there, only the older one has the snapshots.
+                cluster.wait_for_workers(2);
+            }
+            cluster.workers[old].signal("TERM");
+            let code = cluster.workers[old].exit_code(EXIT_DEADLINE);
+            assert_eq!(code, Some(0), "{}", cluster.workers[old].log());
+            cluster.wait_for_workers(1);
+            assert_eq!(administrator.holders(), 1, "{}", cluster.logs());
+        }
+        let text = administrator.command(&["resume", &id]).unwrap();
+        assert_eq!(text, format!("lease {id} goes on at worker worker-3\n"));
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    assert_eq!(lease.ended(), None);
 }
 
 #[test]

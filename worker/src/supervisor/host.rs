@@ -65,12 +65,14 @@ impl LeaseHost for Supervisor {
             address: command.address.clone(),
             certificate: Fingerprint(pin),
         };
-        if let Some(lease) = lock(&self.leases).get(&LeaseId(command.lease_id)) {
-            lease.keeper.send_if_modified(|known| {
+        let lease = LeaseId(command.lease_id);
+        match lock(&self.leases).get(&lease) {
+            Some(lease) => drop(lease.keeper.send_if_modified(|known| {
                 let is_new = known.as_ref() != Some(&keeper);
                 *known = Some(keeper);
                 is_new
-            });
+            })),
+            None => self.begin_handover(lease, keeper),
         }
     }
 
@@ -89,6 +91,7 @@ impl LeaseHost for Supervisor {
             running.is_suspended = false;
         }
         lock(&self.kept_for_others).forget(lease);
+        lock(&self.handovers).end(lease);
         lock(&self.restarts).remove(&lease);
     }
 
@@ -100,7 +103,10 @@ impl LeaseHost for Supervisor {
         match lock(&self.leases).get_mut(&lease) {
             // Its snapshots are held once its process has ended.
             Some(running) => running.is_suspended = true,
-            None => lock(&self.kept_for_others).hold(lease),
+            None => {
+                lock(&self.kept_for_others).hold(lease);
+                lock(&self.handovers).end(lease);
+            }
         }
     }
 
@@ -113,6 +119,15 @@ impl LeaseHost for Supervisor {
         let mut restarts = lock(&self.restarts);
         restarts.retain(|lease, _| leases.contains_key(lease) || held.contains(lease));
         ending.chain(held).collect()
+    }
+
+    fn is_handing_over(&self) -> bool {
+        !lock(&self.handovers).is_empty()
+    }
+
+    fn has_suspended_leases(&self) -> bool {
+        let is_ending = lock(&self.leases).values().any(|lease| lease.is_suspended);
+        is_ending || !lock(&self.kept_for_others).held().is_empty()
     }
 
     fn kept_leases(&self) -> Vec<KeptLease> {
@@ -133,6 +148,8 @@ impl LeaseHost for Supervisor {
             })
         });
         let here = self.leases_kept_here(&leases).into_iter();
+        let handovers = lock(&self.handovers);
+        let at_keepers = at_keepers.chain(handovers.done_leases());
         at_keepers.chain(here).collect()
     }
 

@@ -160,6 +160,11 @@ impl KeptForOthers {
         self.held.len() >= MAX_HELD
     }
 
+    /// Returns the snapshots of a lease.
+    pub(super) fn snapshots_of(&self, lease: LeaseId) -> Vec<KeptSnapshot> {
+        self.snapshots.of(lease)
+    }
+
     /// Returns the suspended leases whose snapshots are held.
     pub(super) fn held(&self) -> Vec<LeaseId> {
         self.held.iter().copied().collect()

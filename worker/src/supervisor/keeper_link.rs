@@ -2,7 +2,7 @@
 //! this one is lost.
 
 mod sent_snapshots;
-mod wire;
+pub(super) mod wire;
 
 use std::{
     collections::VecDeque,
@@ -14,9 +14,7 @@ use std::{
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
-    v1::{
-        Ping, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, SnapshotsEnded, frame::Body,
-    },
+    v1::{Ping, SnapshotId, SnapshotStored, SnapshotsEnded, frame::Body},
 };
 use tensord_transport::{Link, tls::Fingerprint};
 use tokio::{
@@ -27,7 +25,7 @@ use tracing::{debug, info, warn};
 
 use self::{
     sent_snapshots::SentSnapshots,
-    wire::{connect, read_part, send, stored},
+    wire::{connect, frames, send, stored},
 };
 use super::{
     Supervisor,
@@ -42,13 +40,10 @@ use crate::{locks::lock, process_message::SnapshotKept};
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Limit for an attempt to connect, and for the keeper's first reply.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Pause between attempts to connect.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-
-/// Bytes of a snapshot in one frame.
-const PART_BYTES: usize = 1 << 20;
 
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -292,19 +287,8 @@ impl KeeperLink {
         link: &mut Link,
         snapshot: &KeptSnapshot,
     ) -> Result<(), String> {
-        let size_bytes = snapshot.info.size_bytes;
-        let begin = SnapshotBegin {
-            id: Some(snapshot.id()),
-            committed: snapshot.info.committed,
-            size_bytes,
-        };
-        send(link, Body::SnapshotBegin(begin)).await?;
-        let mut at = 0;
-        while at < size_bytes {
-            let length = (size_bytes - at).min(PART_BYTES as u64) as usize;
-            let data = read_part(&snapshot.file, at, length).map_err(|e| e.to_string())?;
-            send(link, Body::SnapshotPart(SnapshotPart { data: data.into() })).await?;
-            at += length as u64;
+        for body in frames(snapshot) {
+            send(link, body.map_err(|e| e.to_string())?).await?;
             self.take_messages();
             self.marks.give_up_due(Instant::now()).await;
         }

@@ -35,7 +35,10 @@ pub(super) async fn run(
     let mut shown = None;
     loop {
         let all = admin::with_deadline(url, leases::list(url)).await?;
-        let left: Vec<_> = all.iter().filter(|lease| is_at(lease, name)).collect();
+        let left = all.iter();
+        let left: Vec<_> = left
+            .filter(|lease| is_at(lease, name) || is_only_held_at(lease, name))
+            .collect();
         if left.is_empty() {
             return stdout::print(&format!("worker {name} has no lease left\n"));
         }
@@ -61,6 +64,12 @@ async fn drain(url: &PoolUrl, name: &str, undo: bool) -> Result<Vec<LeaseInfo>, 
 
 fn is_at(lease: &LeaseInfo, worker: &str) -> bool {
     lease.places.iter().any(|place| place.worker == worker)
+}
+
+/// Returns whether a lease is suspended, and nobody but a worker has its state. Of a lease in several
+/// parts, the pool does not tell who else has the part of a worker: it does not count.
+fn is_only_held_at(lease: &LeaseInfo, worker: &str) -> bool {
+    !lease.in_store && lease.suspended_at == [worker]
 }
 
 fn count(leases: usize) -> String {
@@ -92,6 +101,23 @@ mod tests {
     use tensord_proto::v1::LeasePlace;
 
     use super::*;
+
+    #[test]
+    fn suspended_lease_is_left_until_another_worker_has_its_state() {
+        let held_at = |holders: &[&str]| LeaseInfo {
+            suspended_at: holders.iter().map(ToString::to_string).collect(),
+            ..LeaseInfo::default()
+        };
+        assert!(is_only_held_at(&held_at(&["gpu-1"]), "gpu-1"));
+        assert!(!is_only_held_at(&held_at(&["gpu-1", "gpu-2"]), "gpu-1"));
+        assert!(!is_only_held_at(&held_at(&["gpu-2"]), "gpu-1"));
+        assert!(!is_only_held_at(&held_at(&[]), "gpu-1"));
+        let in_store = LeaseInfo {
+            in_store: true,
+            ..held_at(&["gpu-1"])
+        };
+        assert!(!is_only_held_at(&in_store, "gpu-1"));
+    }
 
     #[test]
     fn each_lease_is_a_line_with_what_happens_to_it() {

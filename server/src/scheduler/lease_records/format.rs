@@ -8,8 +8,8 @@ use tensord_proto::{
     ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding, RecordedStore,
-    Requirement, SuspendedPart, Suspender,
+    DeviceRef, Durability, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding,
+    RecordedStore, Requirement, SuspendedPart, Suspender,
 };
 
 use crate::scheduler::access::millis;
@@ -33,6 +33,9 @@ pub(super) fn decode(bytes: &[u8]) -> Result<LeaseRecord, serde_json::Error> {
 struct StoredLease {
     owner: u64,
     epoch: u64,
+    /// Records of earlier versions have none.
+    #[serde(default)]
+    durability: StoredDurability,
     recover_within_ms: Option<u64>,
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
@@ -41,6 +44,16 @@ struct StoredLease {
     #[serde(default)]
     stored: Vec<StoredStore>,
     parts: Vec<StoredPart>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredDurability {
+    Off,
+    #[default]
+    Auto,
+    Exact,
+    Continue,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -124,6 +137,7 @@ impl From<&LeaseRecord> for StoredLease {
         Self {
             owner: record.owner.0,
             epoch: record.epoch,
+            durability: record.durability.into(),
             recover_within_ms: record.recover_within.map(millis),
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
@@ -167,12 +181,35 @@ impl From<StoredLease> for LeaseRecord {
         Self {
             owner: ClientId(stored.owner),
             epoch: stored.epoch,
+            durability: stored.durability.into(),
             recover_within: stored.recover_within_ms.map(Duration::from_millis),
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),
             stored: stored.stored.into_iter().map(recorded_store).collect(),
             parts: stored.parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
+impl From<Durability> for StoredDurability {
+    fn from(durability: Durability) -> Self {
+        match durability {
+            Durability::Off => Self::Off,
+            Durability::Auto => Self::Auto,
+            Durability::Exact => Self::Exact,
+            Durability::Continue => Self::Continue,
+        }
+    }
+}
+
+impl From<StoredDurability> for Durability {
+    fn from(stored: StoredDurability) -> Self {
+        match stored {
+            StoredDurability::Off => Self::Off,
+            StoredDurability::Auto => Self::Auto,
+            StoredDurability::Exact => Self::Exact,
+            StoredDurability::Continue => Self::Continue,
         }
     }
 }

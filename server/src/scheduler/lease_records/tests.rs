@@ -5,8 +5,8 @@ use tensord_proto::{
     ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore, Requirement,
-    SuspendedPart, Suspender,
+    DeviceRef, Durability, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore,
+    Requirement, SuspendedPart, Suspender,
 };
 
 use super::*;
@@ -22,6 +22,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(u64::MAX),
         epoch: 3,
+        durability: Durability::Continue,
         recover_within: Some(Duration::from_millis(1_500)),
         standing,
         devices: vec![GrantedDevice {

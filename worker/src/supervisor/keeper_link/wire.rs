@@ -1,11 +1,11 @@
 //! The messages between a worker and the keeper of a lease.
 
-use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
+use std::{io, os::unix::fs::FileExt, sync::Arc};
 
 use bytes::Bytes;
 use tensord_proto::{
     ids::LeaseId,
-    v1::{OfferSnapshots, SnapshotId, SnapshotStored, frame::Body},
+    v1::{OfferSnapshots, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, frame::Body},
     version,
 };
 use tensord_transport::{
@@ -14,14 +14,19 @@ use tensord_transport::{
 use tokio::time::timeout;
 
 use super::{CONNECT_DEADLINE, Keeper};
-use crate::supervisor::pending_marks::STORE_DEADLINE;
+use crate::supervisor::{pending_marks::STORE_DEADLINE, snapshots::KeptSnapshot};
+
+/// Bytes of a snapshot in one frame.
+const PART_BYTES: usize = 1 << 20;
 
 /// Returns the keeper's reply in a frame that was received.
 ///
 /// # Errors
 ///
 /// Why the connection must end.
-pub(super) fn stored(frame: Result<Option<Bytes>, LinkError>) -> Result<SnapshotStored, String> {
+pub(in crate::supervisor) fn stored(
+    frame: Result<Option<Bytes>, LinkError>,
+) -> Result<SnapshotStored, String> {
     let frame = frame.map_err(|e| e.to_string())?;
     let frame = frame.ok_or("it closed the connection")?;
     match duplex::decode(frame).map_err(|e| e.to_string())?.body {
@@ -31,7 +36,7 @@ pub(super) fn stored(frame: Result<Option<Bytes>, LinkError>) -> Result<Snapshot
 }
 
 /// Connects to a keeper, and returns the snapshots that it has.
-pub(super) async fn connect(
+pub(in crate::supervisor) async fn connect(
     identity: Arc<Identity>,
     lease: LeaseId,
     keeper: &Keeper,
@@ -56,14 +61,28 @@ pub(super) async fn connect(
     }
 }
 
-pub(super) fn read_part(file: &File, at: u64, length: usize) -> std::io::Result<Vec<u8>> {
-    let mut data = vec![0; length];
-    file.read_exact_at(&mut data, at)?;
-    Ok(data)
+/// Returns the frames that send a snapshot, which are read one by one.
+pub(in crate::supervisor) fn frames(
+    snapshot: &KeptSnapshot,
+) -> impl Iterator<Item = io::Result<Body>> {
+    let size_bytes = snapshot.info.size_bytes;
+    let begin = Body::SnapshotBegin(SnapshotBegin {
+        id: Some(snapshot.id()),
+        committed: snapshot.info.committed,
+        size_bytes,
+    });
+    let starts = (0..size_bytes).step_by(PART_BYTES);
+    let parts = starts.map(move |at| {
+        let length = (size_bytes - at).min(PART_BYTES as u64) as usize;
+        let mut data = vec![0; length];
+        snapshot.file.read_exact_at(&mut data, at)?;
+        Ok(Body::SnapshotPart(SnapshotPart { data: data.into() }))
+    });
+    std::iter::once(Ok(begin)).chain(parts)
 }
 
 /// Sends a frame. A keeper that does not read it for long is given up.
-pub(super) async fn send(link: &mut Link, body: Body) -> Result<(), String> {
+pub(in crate::supervisor) async fn send(link: &mut Link, body: Body) -> Result<(), String> {
     let frame = [duplex::encode(body)];
     match timeout(STORE_DEADLINE, link.sender.send(&frame)).await {
         Ok(sent) => sent.map_err(|e| e.to_string()),
