@@ -22,7 +22,7 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         CancelRequest, ChangeStanding, ClientHello, Error, ErrorCode, Granted, Interrupted,
-        LeaseRequest, Moved, PoolMessage, ReleaseLease, Renewed, Restorable, Suspended,
+        LeaseRequest, MarkPlaced, Moved, PoolMessage, ReleaseLease, Renewed, Restorable, Suspended,
         WorkerUnreachable, client_message, pool_message,
     },
     version,
@@ -55,6 +55,13 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Interval of the checks whether leases could go on from snapshots.
 const RESTORABLE_CHECK: Duration = Duration::from_millis(250);
+
+/// How often it is checked whether requested marks are committed: a lease is about to move, and executes
+/// again what follows the marks.
+const MARK_CHECK: Duration = Duration::from_millis(5);
+
+/// How long requested marks are awaited: the scheduler waits no longer.
+const MARK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause between attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(500);
@@ -99,6 +106,8 @@ struct HeldLease {
     watch: LeaseWatch,
     /// What the pool knows, on the present stream, of whether the lease could go on from snapshots.
     reported_restorable: bool,
+    /// If the pool waits for marks of the sessions: until when, at most.
+    marks_awaited_until: Option<Instant>,
     /// The lease was dropped, and is released as soon as there is a stream. Until then it is
     /// still claimed: a scheduler that restarted needs the claim before the release.
     released: bool,
@@ -264,9 +273,28 @@ impl Control {
         changed
     }
 
+    /// Returns the messages about leases whose requested marks are committed, or cannot be.
+    fn mark_messages(&mut self) -> Vec<client_message::Body> {
+        let mut placed = Vec::new();
+        for (lease, held_lease) in &mut self.leases {
+            let Some(until) = held_lease.marks_awaited_until else {
+                continue;
+            };
+            if !held_lease.watch.awaits_requested_marks() || Instant::now() >= until {
+                held_lease.marks_awaited_until = None;
+                let lease_id = lease.0;
+                placed.push(client_message::Body::MarkPlaced(MarkPlaced { lease_id }));
+            }
+        }
+        placed
+    }
+
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
         for held_lease in self.leases.values_mut() {
-            held_lease.reported_restorable = false;
+            (
+                held_lease.reported_restorable,
+                held_lease.marks_awaited_until,
+            ) = (false, None);
         }
         let mut silent_at = Instant::now() + SILENCE;
         loop {
@@ -274,6 +302,13 @@ impl Control {
             messages.extend(self.release_messages());
             messages.extend(self.unreachable_messages());
             messages.extend(self.restorable_messages());
+            messages.extend(self.mark_messages());
+            let mut held_leases = self.leases.values();
+            let awaits_marks = held_leases.any(|lease| lease.marks_awaited_until.is_some());
+            let check = match awaits_marks {
+                true => MARK_CHECK,
+                false => RESTORABLE_CHECK,
+            };
             for body in messages {
                 if let Err(lost) = stream.send(body).await {
                     return lost;
@@ -308,7 +343,7 @@ impl Control {
                 }
                 () = self.withdrawals.added() => {}
                 () = self.unreachable.added() => {}
-                () = sleep(RESTORABLE_CHECK), if !self.leases.is_empty() => {}
+                () = sleep(check), if !self.leases.is_empty() => {}
             }
         }
     }
@@ -420,6 +455,12 @@ impl Control {
                 }
             }
             Some(pool_message::Body::Moved(moved)) => self.moved(&moved),
+            Some(pool_message::Body::PlaceMark(place)) => {
+                if let Some(held_lease) = self.leases.get_mut(&LeaseId(place.lease_id)) {
+                    held_lease.watch.request_marks();
+                    held_lease.marks_awaited_until = Some(Instant::now() + MARK_TIMEOUT);
+                }
+            }
             Some(pool_message::Body::Refused(refused)) => {
                 if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
@@ -511,6 +552,7 @@ impl Control {
             token,
             watch,
             reported_restorable: false,
+            marks_awaited_until: None,
             released,
         };
         self.leases.insert(lease, held_lease);

@@ -24,7 +24,7 @@ mod destination;
 mod direct_send;
 mod driver;
 mod frames;
-mod journal;
+pub(crate) mod journal;
 mod op_buffer;
 mod pending_reads;
 mod requests;
@@ -382,6 +382,23 @@ impl Session {
         for body in bodies {
             state.push(body);
         }
+    }
+
+    /// Has a mark placed as soon as possible, although none is due.
+    pub(crate) fn request_mark(&self) {
+        self.lock().request_mark();
+    }
+
+    /// Returns whether a requested mark may yet be committed. Places it if that was not possible before.
+    pub(crate) fn awaits_requested_mark(&self) -> bool {
+        let mut state = self.lock();
+        let awaits = state.awaits_requested_mark();
+        if awaits {
+            state.record_due_mark(Instant::now());
+            drop(state);
+            self.wake.notify_one();
+        }
+        awaits
     }
 
     fn wake_of(&self, track: Track) -> &Notify {

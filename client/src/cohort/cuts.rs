@@ -24,7 +24,7 @@ use std::{
 };
 
 use super::ahead::Ahead;
-use crate::session::Capability;
+use crate::session::{Capability, journal::RequestedMark};
 
 /// A cut is dropped if not all sessions have placed their marks within this time after the first one:
 /// a session may have no connection.
@@ -48,6 +48,8 @@ pub(crate) struct Cuts {
     last_at: Option<Instant>,
     /// How long the worker needed for the slowest mark of the last committed cut, or of a later one.
     cost: Duration,
+    /// A cut that was requested before it is due by itself.
+    requested: Option<RequestedMark>,
 }
 
 #[derive(Debug, Default)]
@@ -159,14 +161,18 @@ impl Cuts {
     ) -> bool {
         self.drop_if_late(now);
         let is_early = |at: Instant| now < at + interval(self.cost);
+        let is_requested = self.requested == Some(RequestedMark::Unplaced);
         if self.cut.is_some()
             || !self.are_together()
             || self.ranks.iter().any(|rank| rank.is_unanswered)
-            || self.last_at.is_some_and(is_early)
+            || !is_requested && self.last_at.is_some_and(is_early)
         {
             return false;
         }
         self.last += 1;
+        if is_requested {
+            self.requested = Some(RequestedMark::Placed(self.last));
+        }
         self.last_at = Some(now);
         self.cut = Some(Cut {
             number: self.last,
@@ -177,13 +183,29 @@ impl Cuts {
         true
     }
 
+    /// Has a cut begin as soon as none is incomplete.
+    pub(crate) fn request(&mut self) {
+        if self.committed.is_some() {
+            self.requested = Some(RequestedMark::Unplaced);
+        }
+    }
+
+    /// Returns whether a requested cut may yet be committed.
+    pub(crate) fn awaits_requested(&self) -> bool {
+        self.requested.is_some()
+    }
+
     fn drop_if_late(&mut self, now: Instant) {
         let is_late = |cut: &mut Cut| {
             let is_incomplete = cut.progress.contains(&Progress::Unmarked);
             let is_over = |at| now.saturating_duration_since(at) >= CUT_TIMEOUT;
             is_incomplete && cut.first_at.is_some_and(is_over)
         };
-        self.cut.take_if(is_late);
+        let late = self.cut.take_if(is_late);
+        let placed = late.map(|cut| RequestedMark::Placed(cut.number));
+        if placed.is_some() && self.requested == placed {
+            self.requested = Some(RequestedMark::Unplaced);
+        }
     }
 
     /// Returns whether a session is where its mark of the present cut belongs.
@@ -272,6 +294,7 @@ impl Cuts {
             cut.cost = cut.cost.max(cost);
             if !is_kept {
                 self.cut = None;
+                self.requested.take_if(|it| it.is_committed(number));
             }
         }
     }
@@ -279,7 +302,7 @@ impl Cuts {
     /// Records that a session no longer keeps what it has sent since the committed cut, so that the
     /// sessions cannot go on from there.
     pub(crate) fn lapsed(&mut self) {
-        (self.cut, self.committed) = (None, None);
+        (self.cut, self.committed, self.requested) = (None, None, None);
     }
 
     /// Commits the cut if all sessions are ready and in the same process. If they are not, some were
@@ -291,6 +314,7 @@ impl Cuts {
             && cut.progress.iter().all(is_ready)
         {
             self.committed = Some(cut.number);
+            self.requested.take_if(|it| it.is_committed(cut.number));
             self.cost = cut.cost;
             self.cut = None;
         }

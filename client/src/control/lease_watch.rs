@@ -5,11 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tensord_proto::{ids::LeaseId, v1};
+use tensord_proto::{
+    ids::LeaseId,
+    text::{NAME_CHARS, sanitize},
+    v1,
+};
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::{
-    lease::{LeaseEvent, LeaseEvents},
+    lease::{LeaseEvent, LeaseEvents, LeasedDevice},
     session::{
         Destination, Interruption, PoolContact, Session, SessionTarget, UnreachableLeases,
         max_interruption,
@@ -99,6 +104,24 @@ impl LeaseWatch {
             .filter_map(|watched| watched.session.upgrade())
             .peekable();
         sessions.peek().is_some() && sessions.all(|session| session.can_be_restored())
+    }
+
+    /// Has a mark placed in each session as soon as possible.
+    pub(super) fn request_marks(&self) {
+        let status = self.lock();
+        let sessions = status.sessions.iter();
+        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
+        sessions.for_each(|session| session.request_mark());
+    }
+
+    /// Returns whether requested marks may yet be committed. Places those that could not be placed
+    /// before.
+    pub(super) fn awaits_requested_marks(&self) -> bool {
+        let status = self.lock();
+        let sessions = status.sessions.iter();
+        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
+        let awaiting = sessions.filter(|session| session.awaits_requested_mark());
+        awaiting.count() > 0
     }
 
     /// Returns the pool's last report of where the lease goes on, or `None` if the lease is where it
@@ -207,24 +230,43 @@ impl LeaseWatch {
         workers.dedup();
         let worker = workers.join(", ");
         status.events.send(LeaseEvent::Moving { worker });
+        let mut first_differing = None;
         for (at, watched) in status.sessions.iter().enumerate() {
-            watched.moved(moved, at)?;
+            let differing = watched.moved(moved, at)?;
+            first_differing = first_differing.or(differing);
+        }
+        if let Some((old, new)) = first_differing {
+            let described = |device: &LeasedDevice| {
+                let name = sanitize(&device.name, NAME_CHARS).to_string();
+                let worker = sanitize(&device.worker, NAME_CHARS);
+                format!("{name} of worker {worker}")
+            };
+            let (lease, old, new) = (self.lease, described(&old), described(&new));
+            warn!(
+                "lease {lease} goes on at devices that may give other bits: {new}, and not {old}"
+            );
         }
         Ok(())
     }
 }
 
 impl WatchedSession {
-    /// Records where the session goes on, which is the lease's one with index `at`.
-    fn moved(&self, moved: &v1::Moved, at: usize) -> Result<(), String> {
+    /// Records where the session goes on, which is the lease's one with index `at`. Returns the device
+    /// on which it was, and the new one, if these differ in what they compute.
+    fn moved(
+        &self,
+        moved: &v1::Moved,
+        at: usize,
+    ) -> Result<Option<(LeasedDevice, LeasedDevice)>, String> {
         let leased = moved.devices.get(at);
         let leased = leased.ok_or("the pool moved the lease to fewer devices")?;
         let old = self.destination.borrow().target.clone();
         let (dialer, seed) = (old.dialer.clone(), old.access.seed);
         let target = SessionTarget::new(dialer, leased, moved.token.clone(), seed)?;
+        let (old, new) = (old.device.clone(), target.device.clone());
         self.destination.send_modify(|destination| {
             (destination.target, destination.interruption) = (Arc::new(target), None);
         });
-        Ok(())
+        Ok((old.fingerprint != new.fingerprint).then_some((old, new)))
     }
 }

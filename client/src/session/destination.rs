@@ -16,7 +16,7 @@ use tensord_transport::{
 use tokio::sync::Notify;
 
 use super::SessionAccess;
-use crate::lease::LeaseEvents;
+use crate::lease::{LeaseEvents, LeasedDevice};
 
 /// What a session connects to.
 #[derive(Clone)]
@@ -26,6 +26,8 @@ pub(crate) struct SessionTarget {
     pub(crate) address: String,
     pub(crate) trust: Trust,
     pub(crate) access: SessionAccess,
+    /// The device that the session is on.
+    pub(crate) device: LeasedDevice,
 }
 
 impl SessionTarget {
@@ -45,6 +47,7 @@ impl SessionTarget {
         let pin = <[u8; 32]>::try_from(&worker.certificate_sha256[..])
             .map_err(|_| "the pool sent no fingerprint of the worker's certificate")?;
         Ok(Self {
+            device: LeasedDevice::from(leased),
             dialer,
             worker: worker.name,
             address: worker.address,

@@ -57,6 +57,22 @@ pub(super) struct Journal {
     last_at: Option<Instant>,
     /// How long the worker needed for the last mark.
     cost: Duration,
+    requested: Option<RequestedMark>,
+}
+
+/// A mark that was requested before it is due by itself, until it is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestedMark {
+    Unplaced,
+    /// It has this number.
+    Placed(u64),
+}
+
+impl RequestedMark {
+    /// Returns whether the mark `committed`, or a later one, is the requested one.
+    pub(crate) fn is_committed(self, committed: u64) -> bool {
+        matches!(self, Self::Placed(number) if number <= committed)
+    }
 }
 
 /// A mark that is not committed.
@@ -102,7 +118,7 @@ impl Journal {
             return false;
         }
         self.is_lapsed = true;
-        (self.pending, self.committed) = (None, None);
+        (self.pending, self.committed, self.requested) = (None, None, None);
         true
     }
 
@@ -121,11 +137,24 @@ impl Journal {
         pending.into_iter().chain(self.committed).collect()
     }
 
+    /// Has a mark placed as soon as none is pending.
+    pub(super) fn request_mark(&mut self) {
+        if self.must_keep() {
+            self.requested = Some(RequestedMark::Unplaced);
+        }
+    }
+
+    /// Returns whether a requested mark may yet be committed.
+    pub(super) fn awaits_requested(&self) -> bool {
+        self.requested.is_some()
+    }
+
     /// Returns the number of the mark that is due, if one is, when the journal has `bytes`.
     pub(super) fn due(&self, now: Instant, bytes: usize) -> Option<u64> {
         let is_early = |last_at| now < last_at + interval(self.cost, bytes);
-        let is_due = self.is_on && self.pending.is_none() && !self.last_at.is_some_and(is_early);
-        is_due.then_some(self.last + 1)
+        let is_requested = self.requested == Some(RequestedMark::Unplaced);
+        let is_time = is_requested || !self.last_at.is_some_and(is_early);
+        (self.is_on && self.pending.is_none() && is_time).then_some(self.last + 1)
     }
 
     /// Begins the mark `number`, which is higher than those of all earlier marks; everything that is
@@ -141,6 +170,9 @@ impl Journal {
         self.last = number;
         self.last_at = Some(now);
         self.is_lapsed = false;
+        if self.requested == Some(RequestedMark::Unplaced) {
+            self.requested = Some(RequestedMark::Placed(number));
+        }
         let (bulk_frames, bulk_bytes) = bulk;
         self.pending = Some(PendingMark {
             point: RestorePoint {
@@ -176,6 +208,7 @@ impl Journal {
             return None;
         }
         self.pending = None;
+        self.requested.take_if(|it| it.is_committed(marked.mark));
         Some(marked.error)
     }
 
@@ -208,6 +241,7 @@ impl Journal {
             ..
         } = self.pending.take()?;
         self.committed = Some(point);
+        self.requested.take_if(|it| it.is_committed(point.mark));
         Some(Commit {
             point,
             last_request,
@@ -357,6 +391,39 @@ mod tests {
         assert!(journal.must_keep());
         journal.on_marked(marked(3, "", 0));
         assert_eq!(journal.try_commit(None), commit(3, 9, 0));
+    }
+
+    #[test]
+    fn requested_mark_is_placed_at_once() {
+        let now = Instant::now();
+        let mut journal = committed(now, 1);
+        assert_eq!(journal.due(now, 0), None);
+        journal.request_mark();
+        assert_eq!(journal.due(now, 0), Some(2));
+        place(&mut journal, 2, 0, now);
+        assert_eq!(journal.due(now, 0), None);
+        assert!(journal.awaits_requested());
+        journal.on_marked(marked(2, "", 1));
+        journal.try_commit(None).unwrap();
+        assert!(!journal.awaits_requested());
+        assert_eq!(journal.due(now, 0), None, "later marks come at their time");
+        // A mark is pending: the requested one follows.
+        place(&mut journal, 3, 0, now);
+        journal.request_mark();
+        assert_eq!(journal.due(now, 0), None);
+        journal.on_marked(marked(3, "", 1));
+        journal.try_commit(None).unwrap();
+        assert!(journal.awaits_requested());
+        assert_eq!(journal.due(now, 0), Some(4));
+        place(&mut journal, 4, 0, now);
+        journal.on_marked(marked(4, "full", 1));
+        assert!(!journal.awaits_requested(), "it cannot be committed");
+        // Nothing can go on from a journal that has lapsed.
+        journal.request_mark();
+        journal.lapses(MAX_BYTES + 1);
+        assert!(!journal.awaits_requested());
+        journal.request_mark();
+        assert!(!journal.awaits_requested());
     }
 
     #[test]

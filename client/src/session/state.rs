@@ -258,6 +258,19 @@ impl State {
         self.durability != Durability::Off
     }
 
+    /// Returns whether tensors of the device of earlier connections can be used on one with `profile`:
+    /// it stores the same types, and supports all that the earlier one does.
+    pub(super) fn is_served_by(&self, profile: &DeviceProfile) -> bool {
+        let Some(known) = &self.profile else {
+            return true;
+        };
+        let supports = |(dtype, usage): &(DType, u8)| {
+            let mut others = profile.dtypes.iter();
+            *usage == 0 || others.any(|(other, theirs)| other == dtype && usage & !theirs == 0)
+        };
+        known.settings == profile.settings && known.dtypes.iter().all(supports)
+    }
+
     /// Attaches a new connection, on which the worker sent `opened`, to a track. It replaces
     /// the track's earlier connection.
     pub(super) fn attach(

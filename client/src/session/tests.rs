@@ -301,6 +301,7 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
     let (session, _worker) = pair();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let target = SessionTarget {
+        device: crate::LeasedDevice::from(&tensord_proto::v1::LeasedDevice::default()),
         dialer: Dialer::default(),
         worker: "worker-0".into(),
         // Nobody listens on a port that is not one.

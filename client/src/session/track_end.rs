@@ -137,6 +137,12 @@ impl Session {
                 opened.mark
             )));
         }
+        if track == Track::Ops && opened.epoch > state.epoch() && !state.is_served_by(&profile) {
+            return Err(ConnectionEnd::Over(
+                "the session went on at a device that lacks types of the earlier one, so its tensors cannot be used there"
+                    .into(),
+            ));
+        }
         let attached = state.attach(track, opened, profile);
         drop(state);
         self.room.notify_all();

@@ -310,7 +310,9 @@ pub(super) fn client_event(
             lease: LeaseId(release.lease_id),
         }),
         // The driver handles it.
-        Some(Body::ChangeStanding(_)) => protocol_error("the client sent a message out of place"),
+        Some(Body::ChangeStanding(_) | Body::MarkPlaced(_)) => {
+            protocol_error("the client sent a message out of place")
+        }
         Some(Body::Hello(_)) => protocol_error("the client sent a second hello on the same stream"),
         None => protocol_error("the client sent an empty or unknown message"),
     }
@@ -353,6 +355,12 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
             .recover_within_ms
             .map(std::time::Duration::from_millis),
     })
+}
+
+/// Builds the message that has a client place marks in the sessions of a lease.
+pub(super) fn place_mark(lease: LeaseId) -> PoolMessage {
+    let lease_id = lease.0;
+    pool_message(pool_message::Body::PlaceMark(v1::PlaceMark { lease_id }))
 }
 
 /// Builds the message that reports a request's position in the queue.

@@ -9,6 +9,7 @@ mod clients;
 mod holders;
 mod input;
 mod leases;
+mod preparations;
 mod tokens;
 mod workers;
 
@@ -37,7 +38,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use self::{holders::Holders, workers::JoinedWorker};
+use self::{holders::Holders, preparations::Preparations, workers::JoinedWorker};
 pub(super) use self::{
     holders::credential_mismatch,
     input::{Input, Recorded},
@@ -81,6 +82,8 @@ enum Wakeup {
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
     CheckClocks,
     Deadline,
+    /// Inputs have waited long enough for marks of clients.
+    Prepared,
 }
 
 /// The peer whose stream a reader reads.
@@ -110,6 +113,8 @@ pub(super) struct Driver {
     workers: HashMap<WorkerId, JoinedWorker>,
     /// The replies to clients whose changes are not recorded yet.
     unrecorded: FuturesUnordered<BoxFuture<'static, (ClientId, StreamId, PoolMessage)>>,
+    /// The inputs that wait for marks of clients.
+    preparations: Preparations<Box<Input>>,
     next_stream: u64,
     readers: JoinSet<Option<Error>>,
     read_by: HashMap<task::Id, Peer>,
@@ -150,6 +155,7 @@ impl Driver {
             clients: HashMap::new(),
             workers: HashMap::new(),
             unrecorded: FuturesUnordered::new(),
+            preparations: Preparations::default(),
             next_stream: 0,
             readers: JoinSet::new(),
             read_by: HashMap::new(),
@@ -168,6 +174,7 @@ impl Driver {
         while !self.stopping {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
+            let prepared_by = self.preparations.next_deadline();
             let next = tokio::select! {
                 Some(input) = self.inputs.recv() => Wakeup::Input(Box::new(input)),
                 Some((client, stream, reply)) = self.unrecorded.next() => {
@@ -177,6 +184,9 @@ impl Driver {
                 _ = clock_check.tick() => Wakeup::CheckClocks,
                 () = sleep_until(deadline.unwrap_or(self.started)), if deadline.is_some() => {
                     Wakeup::Deadline
+                }
+                () = sleep_until(prepared_by.unwrap_or(self.started)), if prepared_by.is_some() => {
+                    Wakeup::Prepared
                 }
             };
             // The first event after a gap may be a stream that ended because of the gap, so
@@ -188,12 +198,35 @@ impl Driver {
                 Wakeup::ReaderEnded(ended) => self.on_reader_ended(ended),
                 Wakeup::CheckClocks => self.renew_tokens(),
                 Wakeup::Deadline => self.apply(Event::Tick),
+                Wakeup::Prepared => {
+                    for input in self.preparations.take_due(Instant::now()) {
+                        self.handle(*input);
+                    }
+                }
             }
         }
         self.close_streams().await;
     }
 
+    /// Handles an input, once the clients of leases that it moves or suspends have placed marks.
     fn on_input(&mut self, input: Input) {
+        self.handle_earlier(&input);
+        let leases = self.leases_to_prepare(&input);
+        if leases.is_empty() {
+            return self.handle(input);
+        }
+        for lease in &leases {
+            self.request_marks(*lease);
+        }
+        let waiting = self
+            .preparations
+            .begin(Instant::now(), leases, Box::new(input));
+        if let Err(input) = waiting {
+            self.handle(*input);
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
         match input {
             Input::Attach {
                 client,

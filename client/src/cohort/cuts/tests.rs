@@ -46,6 +46,39 @@ fn cut_is_committed_when_all_sessions_are_ready() {
     assert_eq!(commit(&mut cuts, now + Duration::from_secs(2)), 2);
 }
 
+#[test]
+fn requested_cut_begins_at_once_and_again_if_it_is_dropped() {
+    let now = Instant::now();
+    let mut cuts = two(now);
+    cuts.request();
+    assert!(!cuts.awaits_requested(), "there is nothing to go on from");
+    commit(&mut cuts, now);
+    assert!(!cuts.begin_if_due(now, interval));
+    cuts.request();
+    let requested = place_both(&mut cuts, now);
+    answer(&mut cuts, 0, requested);
+    assert!(cuts.awaits_requested());
+    answer(&mut cuts, 1, requested);
+    assert!(!cuts.awaits_requested());
+    assert!(
+        !cuts.begin_if_due(now, interval),
+        "the next one at its time"
+    );
+
+    // One session does not come to place its mark.
+    cuts.request();
+    assert!(cuts.begin_if_due(now, interval));
+    let dropped = cuts.place_mark(0, now).unwrap();
+    let late = now + CUT_TIMEOUT;
+    cuts.answered(0, dropped, Duration::ZERO, true);
+    assert!(cuts.begin_if_due(late, |_| Duration::MAX / 4));
+    let number = cuts.place_mark(0, late).unwrap();
+    assert_eq!(cuts.place_mark(1, late), Some(number));
+    // The worker refuses a snapshot.
+    cuts.answered(0, number, Duration::ZERO, false);
+    assert!(!cuts.awaits_requested());
+}
+
 /// Records the worker's reply to a mark, and that all requests before it are answered.
 fn answer(cuts: &mut Cuts, rank: u32, number: u64) {
     cuts.answered(rank, number, Duration::ZERO, true);

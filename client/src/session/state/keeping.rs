@@ -49,6 +49,27 @@ impl State {
         self.record_cut_mark(now, |_, _| {});
     }
 
+    /// Has a mark placed as soon as possible, although none is due: the lease is about to move or to be
+    /// suspended. [`record_due_mark`](Self::record_due_mark) must follow, again and again as long as the
+    /// mark is awaited.
+    pub(in super::super) fn request_mark(&mut self) {
+        match &self.cohort_member {
+            None => self.journal.request_mark(),
+            // One cut is enough for all sessions.
+            Some(member) if member.lease_rank == 0 => member.cuts().request(),
+            Some(_) => {}
+        }
+    }
+
+    /// Returns whether a requested mark may yet be committed.
+    pub(in super::super) fn awaits_requested_mark(&self) -> bool {
+        let awaits = match &self.cohort_member {
+            None => self.journal.awaits_requested(),
+            Some(member) => member.cuts().awaits_requested(),
+        };
+        awaits && self.end.is_none()
+    }
+
     /// Records the mark of this session for the present cut, if it belongs after all recorded items.
     /// Calls `count` under the same lock, for what is recorded next: no other session can place the
     /// first mark of a cut in between.

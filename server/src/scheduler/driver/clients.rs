@@ -92,6 +92,9 @@ impl Driver {
         if let Some(client_message::Body::ChangeStanding(change)) = message.body {
             return self.change_standing(client, id, &change);
         }
+        if let Some(client_message::Body::MarkPlaced(placed)) = message.body {
+            return self.on_mark_placed(client, LeaseId(placed.lease_id));
+        }
         let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
             Ok(ClientEvent::Request { request, .. }) if self.lease_refusal(client).is_some() => {
