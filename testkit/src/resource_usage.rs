@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::cluster::Process;
+use crate::cluster::{Cluster, Process};
 
 /// Time limit for a process to release what an attack made it allocate: timers of
 /// connections and leases run for some seconds, and allocators keep memory for a while.
@@ -213,6 +213,24 @@ fn snapshot_paths(id: u32) -> impl Iterator<Item = PathBuf> {
         let target = fs::read_link(path).unwrap_or_default();
         target.to_string_lossy().contains("tensord-snapshot")
     })
+}
+
+impl Cluster {
+    /// Waits until another worker than the one with index `source` has a snapshot, whole.
+    ///
+    /// # Panics
+    ///
+    /// Under the conditions of [`wait`](Self::wait).
+    pub fn wait_for_copy(&self, source: usize) {
+        self.wait("a snapshot at another worker", || {
+            let taken = self.workers[source].snapshots_bytes();
+            let mut others = (0..).zip(&self.workers).filter(|(at, _)| *at != source);
+            others.any(|(_, worker)| {
+                let mut kept = worker.snapshots_bytes().into_iter();
+                kept.any(|bytes| bytes > 0 && taken.contains(&bytes))
+            })
+        });
+    }
 }
 
 impl Process {

@@ -23,7 +23,8 @@ fn is_close(ours: &[f32], undisturbed: &[f32]) -> bool {
     ours.len() == undisturbed.len() && ours.iter().zip(undisturbed).all(is_close)
 }
 
-/// Trains a model twice, the second time with `between` called before some steps.
+/// Trains a model twice, and calls `kill` before the steps `kills` of the second training. The losses
+/// are close to those of the first.
 fn check<M: Classifier>(
     cluster: &mut Cluster,
     kind: &str,
@@ -57,11 +58,7 @@ fn kill_process(cluster: &mut Cluster) {
 /// Kills the worker of the only lease, once the other worker has a snapshot.
 fn kill_worker(cluster: &mut Cluster) {
     let source = cluster.worker_of_lease().unwrap();
-    let other = &cluster.workers[1 - source];
-    let has_whole = || other.snapshots_bytes().iter().any(|bytes| *bytes > 0);
-    cluster.wait("a snapshot at the other worker", || {
-        has_whole() && !cluster.workers[source].snapshots_bytes().is_empty()
-    });
+    cluster.wait_for_copy(source);
     cluster.workers[source].kill();
 }
 
@@ -133,7 +130,7 @@ impl Layouts {
         }
     }
 
-    /// Uses the tensors, in place where that is possible, and returns what became of them.
+    /// Uses the tensors, in place where that is possible, and returns the results.
     fn used(self) -> Vec<TensorData> {
         let Self {
             transposed,
@@ -169,8 +166,8 @@ impl Layouts {
     }
 }
 
-/// Elementwise ops give the same bits whatever kernel executes them, so tensors that were restored
-/// wrong show.
+/// The results must have the same bits: those of elementwise ops and of a sort do not depend on which
+/// kernel the device chooses.
 #[test]
 fn tensors_of_every_layout_are_restored() {
     for kind in host::kinds() {

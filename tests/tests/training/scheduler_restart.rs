@@ -7,7 +7,7 @@ use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
 };
 
-use crate::worker_failover::{wait_for_copy, wait_for_keeper};
+use crate::worker_failover::wait_for_keeper;
 
 const STEPS: usize = 20;
 
@@ -85,7 +85,7 @@ fn lost_training_waits_for_a_device_although_the_scheduler_is_killed() {
         if step == 5 {
             let request = LeaseRequest::devices(1).durable(Durability::Off);
             let other = pool.lease(request).unwrap();
-            wait_for_copy(&cluster, source);
+            cluster.wait_for_copy(source);
             cluster.workers[source].kill();
             administrator.wait("the lease to wait", || {
                 let leases = administrator.leases();

@@ -30,18 +30,6 @@ fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
     (LeaseRequest::devices(1).on_event(callback), events)
 }
 
-/// Waits until another worker than `source` has a snapshot, whole.
-pub(crate) fn wait_for_copy(cluster: &Cluster, source: usize) {
-    cluster.wait("a snapshot at another worker", || {
-        let taken = cluster.workers[source].snapshots_bytes();
-        let mut others = (0..).zip(&cluster.workers).filter(|(at, _)| *at != source);
-        others.any(|(_, worker)| {
-            let mut kept = worker.snapshots_bytes().into_iter();
-            kept.any(|bytes| bytes > 0 && taken.contains(&bytes))
-        })
-    });
-}
-
 /// Waits until the only lease of the pool could move to another worker, which has its snapshots.
 pub(crate) fn wait_for_keeper(administrator: &Administrator) {
     administrator.wait("a snapshot at the other worker", || {
@@ -58,7 +46,7 @@ fn check<M: Classifier>(kills: &[usize], steps: usize) {
     let ours = losses::<M>(&lease.devices()[0], steps, |step| {
         if kills.contains(&step) {
             let source = cluster.worker_of_lease().unwrap();
-            wait_for_copy(&cluster, source);
+            cluster.wait_for_copy(source);
             cluster.workers[source].kill();
             cluster.add_worker("flex");
         }
@@ -169,7 +157,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
         if step == 5 {
             let request = LeaseRequest::devices(1).durable(Durability::Off);
             let other = pool.lease(request).unwrap();
-            wait_for_copy(&cluster, source);
+            cluster.wait_for_copy(source);
             cluster.workers[source].kill();
             spawn(move || {
                 sleep(RELEASE_AFTER);
@@ -206,7 +194,7 @@ fn lease_ends_if_it_cannot_go_on_in_time() {
     let _other = pool.lease(other).unwrap();
     let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
     assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
-    wait_for_copy(&cluster, source);
+    cluster.wait_for_copy(source);
     cluster.workers[source].kill();
     let error = ones.sum().try_into_data().unwrap_err().to_string();
     let reason = format!(
