@@ -42,7 +42,8 @@ pub(crate) struct Lease {
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
     /// pool's default.
     pub(crate) recover_within: Option<Duration>,
-    /// Who keeps the snapshots of the sessions on each of the lease's workers.
+    /// Who keeps the snapshots of the sessions on each of the lease's workers; while the lease is
+    /// suspended, to whom each holder that drains hands its snapshots over.
     pub(crate) keepers: BTreeMap<WorkerId, Keeper>,
     /// Where else the sessions on each of the lease's workers could go on: the snapshot store that has
     /// their snapshots, as the worker has reported.
@@ -92,7 +93,7 @@ pub(crate) enum Standing {
     },
 }
 
-/// The other worker that keeps the snapshots of the sessions on one worker of a lease.
+/// The other worker that keeps the snapshots of a lease that one worker has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,

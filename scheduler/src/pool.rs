@@ -317,6 +317,11 @@ impl Pool {
         })
     }
 
+    /// Returns whether a worker drains. One that has not joined does not.
+    pub(crate) fn is_draining(&self, id: WorkerId) -> bool {
+        self.get(id).is_some_and(Worker::is_draining)
+    }
+
     /// Returns the ids of all workers.
     pub(crate) fn ids(&self) -> impl Iterator<Item = WorkerId> {
         self.workers.keys().copied()
@@ -343,7 +348,7 @@ impl Pool {
     }
 
     /// Returns `count` free devices of a worker that meet `requirement`, if it has as many for `lease`.
-    pub(crate) fn free_equal(
+    pub(crate) fn free_fitting(
         &self,
         worker: WorkerId,
         lease: LeaseId,

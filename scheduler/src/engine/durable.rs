@@ -14,7 +14,6 @@ use super::Engine;
 use crate::command::{Command, Peer};
 use crate::device::Requirement;
 use crate::lease::{Keeper, Lease, Standing};
-use crate::pool::Worker;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
 /// engine finds out later.
@@ -143,12 +142,12 @@ impl Engine {
                 && !self.pool.is_ending(*worker, id)
         };
         let has_free = |worker: &WorkerId| {
-            let free = self.pool.free_equal(*worker, id, &requirement, count);
+            let free = self.pool.free_fitting(*worker, id, &requirement, count);
             free.is_some()
         };
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
-        let is_draining = self.pool.get(source).is_some_and(Worker::is_draining);
+        let is_draining = self.pool.is_draining(source);
         let is_good = |worker: &WorkerId| {
             // A stream that breaks only for a moment costs no snapshots.
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE

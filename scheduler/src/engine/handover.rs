@@ -9,7 +9,6 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use super::suspension::{MAX_HELD, can_be_placed};
 use crate::lease::{Keeper, Lease, SuspendedPart};
-use crate::pool::Worker;
 
 impl Engine {
     /// Gives every draining worker that alone has snapshots of a suspended lease a keeper for them, if
@@ -58,11 +57,10 @@ impl Engine {
     }
 
     /// Returns whether a worker must hand its snapshots of a suspended lease over: it is the first of
-    /// the holders of a part, all of which drain, and no store has that part. A worker that has lost its
-    /// stream counts until it is lost, as what it has sent would have to be sent again.
+    /// the holders of a part, all of which drain, and no store has that part. That does not change when
+    /// the worker's stream breaks: otherwise the keeper would drop what it has received.
     fn must_hand_over(&self, lease: &Lease, source: WorkerId) -> bool {
-        let is_draining =
-            |worker: &WorkerId| self.pool.get(*worker).is_some_and(Worker::is_draining);
+        let is_draining = |worker: &WorkerId| self.pool.is_draining(*worker);
         let mut parts = lease.parts.iter().filter(|part| part.store.is_none());
         parts.any(|part| {
             part.holders.first() == Some(&source) && part.holders.iter().all(is_draining)
@@ -85,7 +83,7 @@ impl Engine {
         let fits = |worker: WorkerId, part: &&SuspendedPart| {
             self.pool.can_keep(worker, &part.requirement, part.devices)
         };
-        // Those that the lease will have when all others have handed their snapshots over.
+        // The parts as they will be when the other sources have handed their snapshots over.
         let keepers = lease.keepers.iter().filter(|(of, _)| **of != source);
         let planned = keepers.fold(lease.parts.clone(), |parts, (of, keeper)| {
             parts_after(&parts, *of, keeper.worker)
@@ -99,7 +97,7 @@ impl Engine {
         let has_free = |worker: WorkerId| {
             let free = self
                 .pool
-                .free_equal(worker, id, &first.requirement, first.devices);
+                .free_fitting(worker, id, &first.requirement, first.devices);
             free.is_some()
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);

@@ -151,7 +151,7 @@ impl Engine {
             holders.retain(|holder| {
                 let (requirement, count) = (&part.requirement, part.devices);
                 let has_free = || {
-                    let free = self.pool.free_equal(*holder, id, requirement, count);
+                    let free = self.pool.free_fitting(*holder, id, requirement, count);
                     free.is_some()
                 };
                 let stays = *holder == part.source && self.pool.is_connected(*holder);

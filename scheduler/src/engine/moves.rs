@@ -1,9 +1,9 @@
 //! The moves of durable leases to their keepers.
 //!
 //! While the worker of a durable lease is lost, the lease waits for free devices of its keeper or of a
-//! worker with its snapshot store, or for its worker to come back, until a deadline. A lease also moves if its worker is about to stop,
-//! or if its client cannot reach the worker, once the keeper has its snapshots. It moves only while
-//! its client is attached, as nobody else could open its sessions again.
+//! worker with its snapshot store, or for its worker to come back, until a deadline. A lease also moves
+//! if its worker is about to stop, or if its client cannot reach the worker, once the keeper has its
+//! snapshots. It moves only while its client is attached, as nobody else could open its sessions again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -249,7 +249,7 @@ impl Engine {
         let places = self.places(id, lease);
         let free = |place: &Place, worker: WorkerId| {
             self.pool
-                .free_equal(worker, id, &place.requirement, place.devices)
+                .free_fitting(worker, id, &place.requirement, place.devices)
         };
         let candidates = places.iter().map(|place| {
             let workers = place.workers.iter().map(|candidate| candidate.worker);
@@ -335,12 +335,12 @@ impl Engine {
             return Err(CannotMove::NotDurable);
         }
         let devices = lease.devices_by_worker();
-        let is_exact = |here: &Vec<DeviceRef>| {
+        let are_replaceable = |here: &Vec<DeviceRef>| {
             let known = here.iter().filter_map(|it| self.pool.device(*it));
             let is_unknown = known.clone().next().is_none();
             is_unknown || Requirement::of(known, lease.durability).is_some()
         };
-        match devices.values().all(is_exact) {
+        match devices.values().all(are_replaceable) {
             true => Ok(lease),
             false => Err(CannotMove::NotReplaceable),
         }

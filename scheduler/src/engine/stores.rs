@@ -80,12 +80,9 @@ impl Engine {
         &self,
         store: Option<StoreId>,
     ) -> impl Iterator<Item = WorkerId> {
-        let stays = |worker: &WorkerId| {
-            let known = self.pool.get(*worker);
-            known.is_some_and(|known| !known.is_draining())
-        };
         let connected = store.map(|store| self.connected_with_store(store));
-        connected.into_iter().flatten().filter(stays)
+        let connected = connected.into_iter().flatten();
+        connected.filter(|worker| !self.pool.is_draining(*worker))
     }
 
     /// Returns the workers with a stream that have a snapshot store open.

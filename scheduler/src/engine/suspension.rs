@@ -108,8 +108,8 @@ impl Engine {
     ) -> Result<Vec<SuspendedPart>, CannotMove> {
         let has_room = |worker: WorkerId| soon || self.held_at(worker) < MAX_HELD;
         let stays = |worker: WorkerId| {
-            let known = self.pool.get(worker);
-            known.is_some_and(|known| !known.is_draining()) && has_room(worker)
+            let is_known = self.pool.contains(worker);
+            is_known && !self.pool.is_draining(worker) && has_room(worker)
         };
         let part = |(source, here): (WorkerId, Vec<DeviceRef>)| {
             let keeper = lease.keepers.get(&source);

@@ -2,7 +2,7 @@
 
 use super::durable::*;
 use super::moves::drain;
-use super::several_workers::on_two_workers;
+use super::several_workers::suspended_on_two_workers;
 use super::suspension::*;
 use super::*;
 
@@ -127,17 +127,10 @@ fn source_whose_stream_broke_is_told_again() {
     check(worker_2_beside_the_holder().into_iter().chain(broke));
 }
 
-/// Lease 10 on workers 1 and 2 is suspended. Its parts must not come together on one worker.
+/// The parts of a lease must not come together on one worker.
 #[test]
 fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
-    let suspended_on_two = [
-        (
-            3,
-            suspend(10),
-            vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)],
-        ),
-        (4, released(1, 10), vec![]),
-        (4, released(2, 10), vec![]),
+    let drained = [
         (5, join(3, &[exact(16), exact(16)]), vec![]),
         (6, drain(1, true), vec![keep(10, 1, 3)]),
         // Worker 3 is to be the holder of the other part.
@@ -154,5 +147,5 @@ fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
             vec![hold(4, 10), drop_snapshots(2, 10)],
         ),
     ];
-    check(on_two_workers().into_iter().chain(suspended_on_two));
+    check(suspended_on_two_workers().into_iter().chain(drained));
 }

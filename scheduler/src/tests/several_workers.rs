@@ -7,7 +7,7 @@ use super::*;
 use crate::CannotMove;
 
 /// Lease 10 of client 1 has two devices of worker 1 and one of worker 2, which have its snapshots.
-pub(super) fn on_two_workers() -> Vec<Step> {
+fn on_two_workers() -> Vec<Step> {
     let devices = [(1, 0, exact(16)), (1, 1, exact(16)), (2, 0, exact(16))];
     vec![
         (0, join(1, &[exact(16), exact(16)]), vec![]),
@@ -289,9 +289,10 @@ fn client_that_was_away_learns_where_its_lease_goes_on() {
     check(on_two_workers().into_iter().chain(away));
 }
 
-#[test]
-fn lease_is_suspended_on_all_its_workers() {
-    let turns = [
+/// The lease is suspended, and both workers have released it.
+pub(super) fn suspended_on_two_workers() -> Vec<Step> {
+    let mut steps = on_two_workers();
+    steps.extend([
         (
             3,
             suspend(10),
@@ -299,9 +300,14 @@ fn lease_is_suspended_on_all_its_workers() {
         ),
         (4, released(1, 10), vec![]),
         (5, released(2, 10), vec![]),
-        (6, resume(10), vec![moved_back(1)]),
-    ];
-    check(on_two_workers().into_iter().chain(turns));
+    ]);
+    steps
+}
+
+#[test]
+fn lease_is_suspended_on_all_its_workers() {
+    let resumed = [(6, resume(10), vec![moved_back(1)])];
+    check(suspended_on_two_workers().into_iter().chain(resumed));
 }
 
 #[test]
