@@ -42,6 +42,14 @@ struct LeaseStatus {
     pool_contact: PoolContact,
 }
 
+impl LeaseStatus {
+    /// Returns the sessions that the program has not dropped.
+    fn live_sessions(&self) -> impl Iterator<Item = Arc<Session>> {
+        let sessions = self.sessions.iter();
+        sessions.filter_map(|watched| watched.session.upgrade())
+    }
+}
+
 struct WatchedSession {
     session: Weak<Session>,
     destination: watch::Sender<Destination>,
@@ -99,29 +107,27 @@ impl LeaseWatch {
     /// Returns whether all sessions of the lease could go on from snapshots.
     pub(super) fn is_restorable(&self) -> bool {
         let status = self.lock();
-        let sessions = status.sessions.iter();
-        let mut sessions = sessions
-            .filter_map(|watched| watched.session.upgrade())
-            .peekable();
+        let mut sessions = status.live_sessions().peekable();
         sessions.peek().is_some() && sessions.all(|session| session.can_be_restored())
     }
 
     /// Has a mark placed in each session as soon as possible.
     pub(super) fn request_marks(&self) {
         let status = self.lock();
-        let sessions = status.sessions.iter();
-        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
-        sessions.for_each(|session| session.request_mark());
+        status
+            .live_sessions()
+            .for_each(|session| session.request_mark());
     }
 
     /// Returns whether requested marks may yet be committed. Places those that could not be placed
     /// before.
     pub(super) fn awaits_requested_marks(&self) -> bool {
         let status = self.lock();
-        let sessions = status.sessions.iter();
-        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
-        let awaiting = sessions.filter(|session| session.awaits_requested_mark());
-        awaiting.count() > 0
+        let mut awaits = false;
+        for session in status.live_sessions() {
+            awaits |= session.awaits_requested_mark();
+        }
+        awaits
     }
 
     /// Returns the pool's last report of where the lease goes on, or `None` if the lease is where it
@@ -137,9 +143,9 @@ impl LeaseWatch {
     pub(super) fn end(&self, reason: &str) {
         let mut status = self.lock();
         status.ended = Some(reason.to_owned());
-        let sessions = status.sessions.iter();
-        let sessions = sessions.filter_map(|watched| watched.session.upgrade());
-        sessions.for_each(|session| session.fail(reason));
+        status
+            .live_sessions()
+            .for_each(|session| session.fail(reason));
     }
 
     /// Records that the lease's worker was lost, for `reason`, and that the lease waits until the

@@ -4,7 +4,7 @@
 //! The scheduler names a keeper for such a lease, as it does for leases that run. When the keeper has
 //! all snapshots, this worker reports that, and the scheduler has it drop its own.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use tensord_proto::{
     ids::{LeaseId, WorkerId},
@@ -17,16 +17,13 @@ use tracing::{debug, info, warn};
 use super::{
     Job, Supervisor,
     keeper_link::{
-        CONNECT_DEADLINE, Keeper,
+        CONNECT_DEADLINE, Keeper, RETRY_DELAY,
         wire::{connect, frames, send, stored},
     },
     pending_marks::STORE_DEADLINE,
     snapshots::KeptSnapshot,
 };
 use crate::locks::lock;
-
-/// Pause between attempts.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The suspended leases whose snapshots are handed over.
 #[derive(Debug, Default)]

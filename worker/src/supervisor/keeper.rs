@@ -179,7 +179,7 @@ impl KeptForOthers {
     /// Removes and returns the snapshots of a lease that starts here. Its old worker may send no
     /// more.
     pub(super) fn take(&mut self, lease: LeaseId) -> Vec<KeptSnapshot> {
-        let kept = self.snapshots.of(lease);
+        let kept = self.snapshots_of(lease);
         self.forget(lease);
         kept
     }

@@ -43,7 +43,7 @@ pub(super) const PING_INTERVAL: Duration = Duration::from_secs(20);
 pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Pause between attempts to connect.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(super) const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -66,8 +66,8 @@ fn is_at(lease: &LeaseInfo, worker: &str) -> bool {
     lease.places.iter().any(|place| place.worker == worker)
 }
 
-/// Returns whether a lease is suspended, and nobody but a worker has its state. Of a lease in several
-/// parts, the pool does not tell who else has the part of a worker: it does not count.
+/// Returns whether a lease is suspended, and nobody but `worker` has its state. Leases in several parts
+/// do not count, as the pool does not list all workers that have a part.
 fn is_only_held_at(lease: &LeaseInfo, worker: &str) -> bool {
     !lease.in_store && lease.suspended_at == [worker]
 }

@@ -72,7 +72,7 @@ async fn try_serve(
     link.receiver
         .admit()
         .map_err(|e| Error::new(ErrorCode::Limit, e.to_string()))?;
-    let kept = lock(&supervisor.kept_for_others).snapshots.of(lease);
+    let kept = lock(&supervisor.kept_for_others).snapshots_of(lease);
     let offered = SnapshotsOffered {
         hello: Some(ours),
         protocol,
