@@ -95,13 +95,30 @@ pub struct TrainingRecord {
     pub weights: Vec<Vec<u32>>,
 }
 
+/// Whether there is another epoch: decided before each epoch, once for all ranks.
+struct Epochs<F> {
+    goes_on: F,
+    /// Decisions so far, by the number of the epoch.
+    decisions: Mutex<Vec<bool>>,
+}
+
+impl<F: Fn(usize) -> bool> Epochs<F> {
+    fn has(&self, epoch: usize) -> bool {
+        let mut decisions = self.decisions.lock().unwrap();
+        if decisions.len() == epoch {
+            decisions.push((self.goes_on)(epoch));
+        }
+        decisions[epoch]
+    }
+}
+
 /// Trains a replica of `model` on `device`, on share `rank` of `ranks` of each batch. All
 /// ranks wait for each other before each step.
 fn replica<M: Classifier>(
     model: M,
     device: &Device,
     (rank, ranks): (usize, usize),
-    epochs: usize,
+    epochs: &Epochs<impl Fn(usize) -> bool>,
     barrier: &Barrier,
 ) -> TrainingRecord {
     let mut model = model.fork(device);
@@ -113,7 +130,7 @@ fn replica<M: Classifier>(
     let share = BATCH / ranks;
     let (train, _) = digits::split();
     let mut seen = TrainingRecord::default();
-    for _ in 0..epochs {
+    for _ in (0..).take_while(|epoch| epochs.has(*epoch)) {
         for step in train.chunks(BATCH) {
             barrier.wait();
             let (images, labels) = digits::batch(&step[rank * share..][..share], device);
@@ -127,7 +144,7 @@ fn replica<M: Classifier>(
     seen
 }
 
-/// Trains a replica of `model` on each of `devices`.
+/// Trains a replica of `model` on each of `devices` for a number of epochs.
 ///
 /// # Panics
 ///
@@ -137,6 +154,24 @@ pub fn replicas<M: Classifier + 'static>(
     devices: &[Device],
     epochs: usize,
 ) -> Vec<TrainingRecord> {
+    replicas_while(model, devices, move |epoch| epoch < epochs)
+}
+
+/// Trains a replica of `model` on each of `devices` until `goes_on` returns `false`, which is
+/// called once before each epoch, with its number from 0.
+///
+/// # Panics
+///
+/// If a rank panics or the training takes more than 120 s.
+pub fn replicas_while<M: Classifier + 'static>(
+    model: &M,
+    devices: &[Device],
+    goes_on: impl Fn(usize) -> bool + Send + Sync + 'static,
+) -> Vec<TrainingRecord> {
+    let epochs = Epochs {
+        goes_on,
+        decisions: Mutex::default(),
+    };
     let model = model.clone();
     let devices: Vec<_> = devices.iter().map(|d| d.clone().autodiff()).collect();
     let count = devices.len();
@@ -145,7 +180,7 @@ pub fn replicas<M: Classifier + 'static>(
     let seen = with_deadline(move || {
         std::thread::scope(|scope| {
             let ranks = devices.iter().enumerate().map(|(rank, device)| {
-                let (model, barrier) = (model.clone(), &barrier);
+                let (model, epochs, barrier) = (model.clone(), &epochs, &barrier);
                 scope.spawn(move || replica(model, device, (rank, count), epochs, barrier))
             });
             let ranks: Vec<_> = ranks.collect();
