@@ -21,7 +21,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use tensord_proto::ids::LeaseId;
 use tensord_transport::{PoolUrl, Secret};
-use tensord_worker::DeviceSelection;
+use tensord_worker::{DeviceSelection, StoreLocation};
 
 use self::values::Filter;
 use crate::audit;
@@ -114,8 +114,8 @@ pub(crate) struct NodeConfig {
     pub(crate) cache_bytes: u64,
     /// See [`WorkerOptions::snapshot_bytes`](tensord_worker::WorkerOptions::snapshot_bytes).
     pub(crate) snapshot_bytes: Option<u64>,
-    /// The directory that keeps snapshots, too.
-    pub(crate) snapshot_store: Option<PathBuf>,
+    /// The directory or bucket that keeps snapshots, too.
+    pub(crate) snapshot_store: Option<StoreLocation>,
     /// How long a rank of a collective may keep the others waiting.
     pub(crate) collective_timeout: Duration,
     /// How long an op may run before its device is out of service.

@@ -61,11 +61,15 @@ pub fn has(kind: &str) -> bool {
         .first()
         .and_then(|missing| missing["reason"].as_str());
     let reason = reason.unwrap_or("it is not in this build");
-    let required = std::env::var("TENSORD_REQUIRE").unwrap_or_default();
-    let is_required = required.split(',').any(|one| one.trim() == kind);
-    assert!(!is_required, "no {kind} device: {reason}");
+    assert!(!is_required(kind), "no {kind} device: {reason}");
     println!("left out, as there is no {kind} device: {reason}");
     false
+}
+
+/// Returns whether `TENSORD_REQUIRE` names `what`.
+pub(crate) fn is_required(what: &str) -> bool {
+    let required = std::env::var("TENSORD_REQUIRE").unwrap_or_default();
+    required.split(',').any(|one| one.trim() == what)
 }
 
 /// Returns the available kinds. Leaves out `webgpu` where its devices have the same names

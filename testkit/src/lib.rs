@@ -13,4 +13,5 @@ pub mod quiet;
 pub mod raw;
 pub mod replicas;
 pub mod resource_usage;
+pub mod s3;
 pub mod training;

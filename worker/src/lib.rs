@@ -15,7 +15,8 @@
 //! - `restart`: whether a device is lost until the process is started again.
 //! - `supervisor`: runs each lease in a process of its own, on Linux. `lease_process` is that
 //!   process, and `process_message` has the messages between the two.
-//! - `worker`, `options`, `start`: a running worker, its configuration, and how it starts.
+//! - `worker`, `options`, `store_location`, `start`: a running worker, its configuration, and how it
+//!   starts.
 //! - `lease_host`: what the registration needs of the part that runs the leases.
 //! - `registration`: joins the pool and keeps the worker registered.
 //! - `testing`: a session without a network; needs the feature `testing`.
@@ -54,6 +55,7 @@ mod registry;
 mod restart;
 mod session;
 mod start;
+mod store_location;
 #[cfg(target_os = "linux")]
 mod supervisor;
 #[cfg(feature = "testing")]
@@ -71,6 +73,7 @@ pub use self::{
     registration::RefusedError,
     restart::LostDevice,
     start::StartError,
+    store_location::StoreLocation,
     worker::Worker,
 };
 #[cfg(target_os = "linux")]

@@ -11,7 +11,7 @@ use std::{
 
 use tensord_transport::{Identity, PoolUrl};
 
-use crate::{CustomOps, devices::DeviceSelection};
+use crate::{CustomOps, StoreLocation, devices::DeviceSelection};
 
 /// The configuration of a worker: a field for each option.
 #[derive(Debug, Clone)]
@@ -40,10 +40,11 @@ pub struct WorkerOptions {
     /// has died; 0 keeps none. They are divided among the devices. Only leases with processes
     /// of their own have snapshots. `None`: a sixteenth of the host's memory.
     pub snapshot_bytes: Option<u64>,
-    /// Directory in which snapshots are kept, too, so that a lease can go on when this worker starts
-    /// again, or at another worker that has the same directory. Made if it is missing. Only leases
-    /// with processes of their own have snapshots. `None`: memory only.
-    pub snapshot_store: Option<PathBuf>,
+    /// Directory or bucket in which snapshots are kept, too, so that a lease can go on when this worker
+    /// starts again, or at another worker that has the same one. A missing directory is made. Buckets
+    /// need the feature `object-storage`. Only leases with processes of their own have snapshots.
+    /// `None`: memory only.
+    pub snapshot_store: Option<StoreLocation>,
     /// How long a rank of a collective may keep the others waiting.
     pub collective_timeout: Duration,
     /// How long an op may take, including the wait for its inputs. A session whose op takes
@@ -119,7 +120,8 @@ pub struct ProcessProgram {
     /// The arguments by which the program knows that it is to call `run_lease_process`.
     pub args: Vec<OsString>,
     /// Variables to set in each process. A process inherits the worker's other variables, except
-    /// those whose names begin with `TENSORD_`, which may be secret.
+    /// those that may be secret: their names begin with `TENSORD_`, or, as the credentials of object
+    /// storage do, with `AWS_`, `AZURE_`, `GOOGLE_`, `IDENTITY_`, `MSI_` or `SERVICE_ACCOUNT`.
     pub env: Vec<(OsString, OsString)>,
     /// Files and directories that the processes must not open: those with secrets.
     pub hidden: Vec<PathBuf>,

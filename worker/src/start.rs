@@ -2,7 +2,6 @@
 
 use std::{
     net::SocketAddr,
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -18,6 +17,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
+    StoreLocation,
     blobs::BlobStore,
     collective, connection,
     devices::{self, FoundDevice, MissingDevice, OpenedDevice, resolve_devices},
@@ -27,7 +27,10 @@ use crate::{
     restart::LostDevice,
 };
 #[cfg(target_os = "linux")]
-use crate::{options::ProcessProgram, process_message, supervisor};
+use {
+    crate::{options::ProcessProgram, process_message, supervisor},
+    std::path::{Path, PathBuf},
+};
 
 /// Interval of the checks for sessions without a client, groups without a rank, and
 /// devices. It is short against the difference between the timeout of a worker that can
@@ -127,8 +130,14 @@ pub(crate) async fn start_in_processes(
     worker_id: WorkerId,
     program: ProcessProgram,
 ) -> Result<StartedHost, StartError> {
-    let hidden = program.hidden.iter().chain(&options.snapshot_store);
-    let hidden = hidden.map(|path| path_to_bytes(path)).collect();
+    let store_directory = options
+        .snapshot_store
+        .as_ref()
+        .and_then(|it| it.directory());
+    let credentials = supervisor::credential_paths();
+    let hidden = program.hidden.iter().chain(&credentials);
+    let hidden = hidden.map(PathBuf::as_path).chain(store_directory);
+    let hidden = hidden.map(path_to_bytes).collect();
     let described = supervisor::describe(program, &options.devices, options.memory_bytes).await?;
     log_devices(&described.found, &described.missing);
     if described.found.is_empty() {
@@ -182,8 +191,8 @@ pub(crate) async fn start_in_processes(
     })
 }
 
-fn warn_of_unused_store(location: &Path, why: &str) {
-    warn!("no snapshots are kept in {}: {why}", location.display());
+fn warn_of_unused_store(location: &StoreLocation, why: &str) {
+    warn!("no snapshots are kept in {location}: {why}");
 }
 
 #[cfg(target_os = "linux")]

@@ -78,7 +78,7 @@ use tracing::{debug, info, warn};
 pub use self::snapshot_store::OpenStoreError;
 pub(crate) use self::{
     describe::{Described, describe},
-    snapshot_store::SnapshotStore,
+    snapshot_store::{SnapshotStore, credential_paths},
     table::END_TIMEOUT,
 };
 use self::{

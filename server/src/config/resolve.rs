@@ -28,7 +28,7 @@ use super::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name, Period, Seconds},
+    values::{Devices, Filter, Host, Listen, Name, Period, Seconds, SnapshotStore},
 };
 use crate::{
     cli::{Cli, Command, LeaseCommand, TokenCommand, WorkerCommand},
@@ -161,7 +161,7 @@ impl Layers<'_> {
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
-                snapshot_store: settings.snapshots,
+                snapshot_store: settings.snapshots.map(|SnapshotStore(location)| location),
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {
@@ -228,7 +228,7 @@ impl Layers<'_> {
                     .upload_cache
                     .map_or(CACHE_BYTES, |memory| memory.size_bytes),
                 snapshot_bytes: settings.snapshot_memory.map(|memory| memory.size_bytes),
-                snapshot_store: settings.snapshots,
+                snapshot_store: settings.snapshots.map(|SnapshotStore(location)| location),
                 collective_timeout: settings
                     .collective_timeout
                     .map_or(WorkerOptions::COLLECTIVE_TIMEOUT, |Seconds(timeout)| {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 #[cfg(feature = "demo")]
 use super::values::DeviceCount;
-use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds};
+use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds, SnapshotStore};
 
 /// Settings of `up`, a scheduler and a worker in one process: a field for each flag.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -39,9 +39,9 @@ pub(crate) struct UpSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
-    /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]
-    #[arg(long, value_name = "DIR", env = "TENSORD_WORKER_SNAPSHOTS")]
-    pub(crate) snapshots: Option<PathBuf>,
+    /// Directory or bucket (s3://, gs:// or az://) that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same one [default: memory only]
+    #[arg(long, value_name = "DIR|URL", env = "TENSORD_WORKER_SNAPSHOTS")]
+    pub(crate) snapshots: Option<SnapshotStore>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,
@@ -105,9 +105,9 @@ pub(crate) struct WorkerSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
-    /// Directory that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same directory [default: memory only]
-    #[arg(long, value_name = "DIR", env = "TENSORD_WORKER_SNAPSHOTS")]
-    pub(crate) snapshots: Option<PathBuf>,
+    /// Directory or bucket (s3://, gs:// or az://) that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same one [default: memory only]
+    #[arg(long, value_name = "DIR|URL", env = "TENSORD_WORKER_SNAPSHOTS")]
+    pub(crate) snapshots: Option<SnapshotStore>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
     #[arg(long, value_name = "N", env = "TENSORD_COLLECTIVE_TIMEOUT")]
     pub(crate) collective_timeout: Option<Seconds>,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use tensord_worker::DeviceSelection;
+use tensord_worker::{DeviceSelection, StoreLocation};
 use tracing_subscriber::EnvFilter;
 
 /// Longest name, in bytes: the limit of DNS for host names.
@@ -30,7 +30,16 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(MemoryOrZero, Devices, Filter, Host, Listen, Memory, Name);
+from_text!(
+    MemoryOrZero,
+    Devices,
+    Filter,
+    Host,
+    Listen,
+    Memory,
+    Name,
+    SnapshotStore
+);
 
 /// An address to listen on: an IP address of this host and a port, 0 for any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -102,6 +111,19 @@ impl FromStr for Devices {
             Ok(devices) => Ok(Self(devices)),
             Err(e) => Err(e.to_string()),
         }
+    }
+}
+
+/// Where a worker keeps snapshots, in addition to memory: a directory or a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct SnapshotStore(pub(crate) StoreLocation);
+
+impl FromStr for SnapshotStore {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self)
     }
 }
 
@@ -256,7 +278,8 @@ pub(crate) struct Filter(String);
 impl Filter {
     /// Returns the filter as the type that the log subscriber takes.
     pub(crate) fn to_env_filter(&self) -> EnvFilter {
-        EnvFilter::new(&self.0)
+        // It logs each attempt of a request; the worker itself logs that its store fails.
+        EnvFilter::new(format!("object_store=warn,{}", self.0))
     }
 }
 

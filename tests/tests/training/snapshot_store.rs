@@ -14,15 +14,15 @@ use tensord_transport::PoolUrl;
 
 use crate::worker_failover::wait_for_keeper;
 
-const STEPS: usize = 20;
+pub(crate) const STEPS: usize = 20;
 
 /// Longer than the least interval between two marks.
-const MARK_INTERVAL: Duration = Duration::from_millis(2_500);
+pub(crate) const MARK_INTERVAL: Duration = Duration::from_millis(2_500);
 
 /// How long a pool that is stopped may take to exit: its leases have 10 s to end.
-const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 
-fn undisturbed() -> Vec<f32> {
+pub(crate) fn undisturbed() -> Vec<f32> {
     losses::<Mlp>(&Device::flex(), STEPS, |_| {}).unwrap()
 }
 
@@ -49,7 +49,7 @@ fn file_sizes(directory: &Path) -> Vec<u64> {
 }
 
 /// Waits until the only lease of the pool could go on from the store.
-fn wait_for_store(administrator: &Administrator) {
+pub(crate) fn wait_for_store(administrator: &Administrator) {
     administrator.wait("a snapshot in the store", || {
         administrator.leases()[0]["in_store"] == true
     });

@@ -1,50 +1,48 @@
-//! A snapshot store: a directory in which workers keep the snapshots of their leases, in addition to
-//! memory.
+//! A snapshot store: a directory, or a prefix in a bucket of object storage, in which workers keep the
+//! snapshots of their leases, in addition to memory.
 //!
 //! A store outlives its workers, and several hosts can share one. Its id, which the first worker that
-//! opens it generates, tells the scheduler which workers have the same store open. The directory has a
-//! subdirectory for each pool, in it one for each lease, and in that one for each part of the lease:
-//! what the lease has on one worker. The name of a snapshot's file says what the snapshot is, so that
-//! there is no index that could be out of date.
+//! opens it generates, tells the scheduler which workers have the same store open. The path of a
+//! snapshot's object has the pool, the lease, the part of the lease (what the lease has on one worker),
+//! and a name that says what the snapshot is, so that there is no index that could be out of date.
 //!
 //! Snapshots are encrypted by the process of their lease. Whoever can write to the store can delete
 //! them, and cannot change them unnoticed.
 
+mod objects;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fmt,
-    fs::{DirBuilder, File},
+    fs::File,
     io::{self, Write},
-    os::unix::fs::DirBuilderExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use memmap2::MmapOptions;
 use object_store::{
-    GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, local::LocalFileSystem,
-    path::Path as ObjectPath,
+    ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart, path::Path as ObjectPath,
 };
 use rustix::fs::fcntl_add_seals;
 use tensord_proto::{
     ids::{LeaseId, StoreId},
     v1::SnapshotId,
 };
-use tokio::{task::spawn_blocking, time::timeout};
-use tokio_stream::StreamExt;
+use tokio::{sync::oneshot, task::spawn_blocking, time::timeout};
+use tracing::debug;
 
+pub(crate) use self::objects::credential_paths;
 use super::snapshots::{KeptSnapshot, order};
 use crate::{
+    StoreLocation,
     blobs::shared::{SEALS, unnamed_memory},
     process_message::SnapshotInfo,
 };
-
-/// The object that has the store's id, as 16 hex digits.
-const ID_OBJECT: &str = "tensord-store-id";
 
 /// How often loading is tried.
 const LOAD_ATTEMPTS: u32 = 3;
@@ -52,12 +50,22 @@ const LOAD_ATTEMPTS: u32 = 3;
 /// How long the store may take to be opened.
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Bytes of one request to object storage: far more than what a round trip carries, and few enough to
+/// arrive within the 30 s that a request may take.
+const PART_BYTES: usize = 16 << 20;
+
+/// Maximum number of parts of one object; S3 takes 10,000.
+const MAX_PARTS: usize = 5_000;
+
+/// Requests for parts of one object at once.
+const PARTS_AT_ONCE: usize = 4;
+
 /// The error when a snapshot store cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot open the snapshot store {}: {reason}", location.display())]
+#[error("cannot open the snapshot store {location}: {reason}")]
 pub struct OpenStoreError {
-    /// The directory.
-    pub location: PathBuf,
+    /// The directory or bucket.
+    pub location: StoreLocation,
     /// What went wrong.
     pub reason: String,
 }
@@ -67,25 +75,25 @@ pub struct OpenStoreError {
 pub(crate) struct SnapshotStore {
     objects: Arc<dyn ObjectStore>,
     id: StoreId,
-    location: PathBuf,
+    location: StoreLocation,
 }
 
 impl SnapshotStore {
-    /// Opens the store in a directory, which is made if it is missing, for this user alone.
+    /// Opens the store in a directory, which is made if it is missing, for this user alone, or in a
+    /// bucket.
     ///
     /// # Errors
     ///
-    /// If the directory cannot be made, read or written, or its file for the id has something else in it.
-    pub(crate) async fn open(location: &Path) -> Result<Self, OpenStoreError> {
+    /// If the directory or bucket cannot be read or written, or its object for the id has something else
+    /// in it.
+    pub(crate) async fn open(location: &StoreLocation) -> Result<Self, OpenStoreError> {
         let error = |reason: String| OpenStoreError {
-            location: location.to_owned(),
+            location: location.clone(),
             reason,
         };
-        let directory = location.to_owned();
         let opening = async {
-            let opened = spawn_blocking(move || open_directory(&directory)).await;
-            let objects = opened.map_err(|e| e.to_string())??;
-            let id = read_id(&*objects).await?;
+            let objects = objects::open(location).await?;
+            let id = objects::read_id(&*objects).await?;
             Ok((objects, id))
         };
         let opened = timeout(OPEN_DEADLINE, opening).await;
@@ -94,7 +102,7 @@ impl SnapshotStore {
         Ok(Self {
             objects,
             id,
-            location: location.to_owned(),
+            location: location.clone(),
         })
     }
 
@@ -129,7 +137,19 @@ impl SnapshotStore {
         lease_key: &[u8],
         lease: LeaseId,
     ) -> Result<(), String> {
-        let directory = self.directory_of(&lease_prefix(lease_key, lease));
+        let prefix = lease_prefix(lease_key, lease);
+        let Some(directory) = self.directory_of(&prefix) else {
+            let listed = self.objects.list(Some(&prefix));
+            let paths = listed.map_ok(|object| object.location).boxed();
+            let deleted = self.objects.delete_stream(paths);
+            let missing =
+                |error: &object_store::Error| matches!(error, object_store::Error::NotFound { .. });
+            let failed = deleted.filter_map(async |it| it.err().filter(|error| !missing(error)));
+            let failed: Vec<_> = failed.take(1).collect().await;
+            return failed
+                .first()
+                .map_or(Ok(()), |error| Err(error.to_string()));
+        };
         let deleting = spawn_blocking(move || match std::fs::remove_dir_all(directory) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e.to_string()),
             Ok(()) | Err(_) => Ok(()),
@@ -137,8 +157,10 @@ impl SnapshotStore {
         deleting.await.map_err(|e| e.to_string())?
     }
 
-    fn directory_of(&self, prefix: &ObjectPath) -> PathBuf {
-        self.location.join(prefix.as_ref())
+    /// Returns the directory of a prefix, if the store is in a directory.
+    fn directory_of(&self, prefix: &ObjectPath) -> Option<PathBuf> {
+        let directory = self.location.directory()?;
+        Some(directory.join(prefix.as_ref()))
     }
 }
 
@@ -152,39 +174,7 @@ impl fmt::Debug for SnapshotStore {
 
 impl fmt::Display for SnapshotStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.location.display().fmt(f)
-    }
-}
-
-fn open_directory(directory: &Path) -> Result<Arc<dyn ObjectStore>, String> {
-    let mut builder = DirBuilder::new();
-    let made = builder.recursive(true).mode(0o700).create(directory);
-    made.map_err(|e| e.to_string())?;
-    let opened = LocalFileSystem::new_with_prefix(directory).map_err(|e| e.to_string())?;
-    // A snapshot must outlive the host once its client has committed its mark.
-    let opened = opened.with_fsync(true).with_automatic_cleanup(true);
-    Ok(Arc::new(opened))
-}
-
-/// Returns the store's id. Generates one if the store has none.
-async fn read_id(objects: &dyn ObjectStore) -> Result<StoreId, String> {
-    let path = ObjectPath::from(ID_OBJECT);
-    let id = StoreId(rand::random_range(1..=u64::MAX));
-    let text = PutPayload::from(format!("{id}\n"));
-    match objects.put_opts(&path, text, PutMode::Create.into()).await {
-        Ok(_) => return Ok(id),
-        // Another worker's, or that of an earlier start.
-        Err(object_store::Error::AlreadyExists { .. }) => {}
-        Err(e) => return Err(e.to_string()),
-    }
-    let found = objects.get(&path).await.map_err(|e| e.to_string())?;
-    let text = found.bytes().await.map_err(|e| e.to_string())?;
-    let text = std::str::from_utf8(&text).unwrap_or_default().trim();
-    match u64::from_str_radix(text, 16) {
-        Ok(id) if id > 0 && text.len() == 16 => Ok(StoreId(id)),
-        _ => Err(format!(
-            "its file {ID_OBJECT} has no id in it; if the directory is not a snapshot store, choose another one, or else delete the file"
-        )),
+        self.location.fmt(f)
     }
 }
 
@@ -256,7 +246,7 @@ impl StoredPart {
     /// Returns the names of all snapshots, in ascending order, each with its size in bytes.
     pub(super) async fn list(&self) -> Result<Vec<(StoredName, u64)>, String> {
         let listed = self.store.objects.list(Some(&self.prefix));
-        let listed: Result<Vec<_>, _> = listed.collect().await;
+        let listed: Result<Vec<_>, _> = listed.try_collect().await;
         let named = |object: object_store::ObjectMeta| {
             let name = StoredName::parse(object.location.filename()?)?;
             Some((name, object.size))
@@ -267,12 +257,33 @@ impl StoredPart {
         Ok(names)
     }
 
-    /// Stores a snapshot. It is on disk when this returns.
+    /// Stores a snapshot. When this returns, the snapshot outlives this host or, in a directory on a disk
+    /// of this host, a crash of the host.
     pub(super) async fn put(&self, snapshot: &KeptSnapshot) -> Result<(), String> {
         let path = self.path(&StoredName::of(snapshot));
         let bytes = map(&snapshot.file).map_err(|e| e.to_string())?;
+        if self.store.location.bucket().is_some() && bytes.len() > PART_BYTES {
+            return self.put_parts(&path, bytes).await;
+        }
         let put = self.store.objects.put(&path, PutPayload::from(bytes));
         put.await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Stores an object in parts, as object storage takes no request of several GiB. The object is there
+    /// once all parts are.
+    ///
+    /// The upload is a task of its own, so that its parts are deleted if this future is dropped, as when
+    /// the lease ends. If the worker is killed, the storage has the parts until a rule of the bucket
+    /// deletes incomplete uploads.
+    async fn put_parts(&self, path: &ObjectPath, bytes: Bytes) -> Result<(), String> {
+        let (cancel, cancelled) = oneshot::channel();
+        let (objects, path) = (self.store.objects.clone(), path.clone());
+        let uploading =
+            tokio::spawn(async move { upload_parts(&*objects, &path, bytes, cancelled).await });
+        let uploaded = uploading.await.map_err(|e| e.to_string())?;
+        // Dropped before this line, it ends the upload.
+        drop(cancel);
+        uploaded.map_err(|e| e.to_string())
     }
 
     pub(super) async fn delete(&self, name: &StoredName) -> Result<(), String> {
@@ -284,7 +295,10 @@ impl StoredPart {
 
     /// Deletes what is left of snapshots that were not written whole, as their worker was killed.
     pub(super) async fn delete_incomplete(&self) -> Result<(), String> {
-        let directory = self.store.directory_of(&self.prefix);
+        let Some(directory) = self.store.directory_of(&self.prefix) else {
+            // Object storage does not list them.
+            return Ok(());
+        };
         let deleting = spawn_blocking(move || {
             for entry in std::fs::read_dir(directory).into_iter().flatten() {
                 let path = entry?.path();
@@ -342,32 +356,28 @@ impl StoredPart {
 
     /// Copies a snapshot to sealed memory.
     async fn load_one(&self, name: &StoredName, size_bytes: u64) -> Result<File, String> {
-        let path = self.path(name);
-        let found = self.store.objects.get(&path).await;
+        let path = &self.path(name);
         let mut memory = unnamed_memory("tensord-snapshot").map_err(|e| e.to_string())?;
-        let (memory, copied_bytes) = match found.map_err(|e| e.to_string())?.payload {
-            GetResultPayload::File(mut file, _) => {
-                let copying = spawn_blocking(move || {
-                    let copied_bytes = io::copy(&mut file, &mut memory)?;
-                    Ok::<_, io::Error>((memory, copied_bytes))
-                });
-                let copied = copying.await.map_err(|e| e.to_string())?;
-                copied.map_err(|e| e.to_string())?
+        let parts = (0..size_bytes).step_by(PART_BYTES).map(|start| {
+            let range = start..size_bytes.min(start + PART_BYTES as u64);
+            async move {
+                let part = self.store.objects.get_range(path, range.clone()).await;
+                let part = part.map_err(|e| e.to_string())?;
+                let expected = range.end - range.start;
+                (part.len() as u64 == expected)
+                    .then_some(part)
+                    .ok_or_else(|| {
+                        format!(
+                            "{path} is shorter than the {size_bytes} bytes with which it was listed"
+                        )
+                    })
             }
-            GetResultPayload::Stream(mut parts) => {
-                let mut copied_bytes = 0;
-                while let Some(part) = parts.next().await {
-                    let part = part.map_err(|e| e.to_string())?;
-                    memory.write_all(&part).map_err(|e| e.to_string())?;
-                    copied_bytes += part.len() as u64;
-                }
-                (memory, copied_bytes)
-            }
-        };
-        if copied_bytes != size_bytes {
-            return Err(format!(
-                "{path} has {copied_bytes} bytes, and was listed with {size_bytes}"
-            ));
+        });
+        let mut parts = stream::iter(parts).buffered(PARTS_AT_ONCE);
+        while let Some(part) = parts.try_next().await? {
+            let writing = spawn_blocking(move || memory.write_all(&part).map(|()| memory));
+            let written = writing.await.map_err(|e| e.to_string())?;
+            memory = written.map_err(|e| e.to_string())?;
         }
         fcntl_add_seals(&memory, SEALS).map_err(|e| e.to_string())?;
         Ok(memory)
@@ -376,6 +386,36 @@ impl StoredPart {
     fn path(&self, name: &StoredName) -> ObjectPath {
         self.prefix.clone().join(name.to_string())
     }
+}
+
+/// Stores an object in parts. Deletes the parts if it fails, or if the sender of `cancelled` is dropped.
+async fn upload_parts(
+    objects: &dyn ObjectStore,
+    path: &ObjectPath,
+    bytes: Bytes,
+    cancelled: oneshot::Receiver<()>,
+) -> Result<(), object_store::Error> {
+    let part_bytes = PART_BYTES.max(bytes.len().div_ceil(MAX_PARTS));
+    let upload = objects.put_multipart(path).await?;
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, part_bytes);
+    let send_all = async {
+        for start in (0..bytes.len()).step_by(part_bytes) {
+            upload.wait_for_capacity(PARTS_AT_ONCE).await?;
+            upload.put(bytes.slice(start..bytes.len().min(start + part_bytes)));
+        }
+        upload.wait_for_capacity(0).await
+    };
+    let sent = tokio::select! {
+        sent = send_all => Some(sent),
+        _ = cancelled => None,
+    };
+    if let Some(Ok(())) = sent {
+        return upload.finish().await.map(drop);
+    }
+    if let Err(e) = upload.abort().await {
+        debug!("the parts of {path} are not deleted: {e}");
+    }
+    sent.unwrap_or(Ok(()))
 }
 
 /// Returns whether a session's client may go on from one of the `stored` snapshots, which are in

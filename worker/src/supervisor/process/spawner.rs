@@ -25,8 +25,17 @@ use crate::{
 /// Interval of the checks for processes that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Prefix of environment variables that hold settings of this program, secrets among them.
-const PRIVATE_PREFIX: &str = "TENSORD_";
+/// Prefixes of environment variables that may be secret: settings of this program, and credentials of
+/// object storage, which only the worker itself uses. `IDENTITY_` and `MSI_` are Azure's.
+const PRIVATE_PREFIXES: [&str; 7] = [
+    "TENSORD_",
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "IDENTITY_",
+    "MSI_",
+    "SERVICE_ACCOUNT",
+];
 
 /// Starts processes on a thread of its own, which lives as long as a clone of this: Linux
 /// kills a process when the *thread* that started it ends (`PR_SET_PDEATHSIG`, which the
@@ -183,6 +192,32 @@ fn spawn(program: &ProcessProgram, cgroups: Option<&LeaseCgroups>) -> io::Result
 
 fn is_private(name: &OsStr) -> bool {
     let name: OsString = name.to_ascii_uppercase();
-    name.as_encoded_bytes()
-        .starts_with(PRIVATE_PREFIX.as_bytes())
+    let starts_with = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+    PRIVATE_PREFIXES.into_iter().any(starts_with)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_private() {
+        for name in [
+            "TENSORD_URL",
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "google_service_account",
+            "IDENTITY_HEADER",
+            "SERVICE_ACCOUNT",
+        ] {
+            assert!(is_private(name.as_ref()), "{name}");
+        }
+        for name in ["PATH", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "MY_AWS_"] {
+            assert!(!is_private(name.as_ref()), "{name}");
+        }
+    }
 }

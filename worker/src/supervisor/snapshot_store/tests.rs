@@ -1,8 +1,8 @@
-use std::{collections::BTreeSet, io::Read, os::unix::fs::PermissionsExt};
+use std::{collections::BTreeSet, io::Read, os::unix::fs::PermissionsExt, path::Path};
 
 use tempfile::TempDir;
 
-use super::*;
+use super::{objects::ID_OBJECT, *};
 
 const KEY: &[u8] = b"the key of a pool";
 
@@ -41,8 +41,12 @@ fn contents(snapshot: &KeptSnapshot) -> Vec<u8> {
 
 async fn open() -> (TempDir, SnapshotStore) {
     let directory = tempfile::tempdir().unwrap();
-    let store = SnapshotStore::open(&directory.path().join("new/store")).await;
+    let store = open_directory(&directory.path().join("new/store")).await;
     (directory, store.unwrap())
+}
+
+async fn open_directory(directory: &Path) -> Result<SnapshotStore, OpenStoreError> {
+    SnapshotStore::open(&directory.to_owned().into()).await
 }
 
 /// Returns the files below a directory.
@@ -61,12 +65,12 @@ async fn store_keeps_its_id() {
     let path = directory.path().join("new/store");
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    let again = SnapshotStore::open(&path).await.unwrap();
+    let again = open_directory(&path).await.unwrap();
     assert_eq!(again.id(), store.id());
     let (_other_directory, other) = open().await;
     assert_ne!(other.id(), store.id());
     std::fs::write(path.join(ID_OBJECT), "notes about stores").unwrap();
-    let error = SnapshotStore::open(&path).await.unwrap_err().to_string();
+    let error = open_directory(&path).await.unwrap_err().to_string();
     assert!(
         error.contains("new/store") && error.contains("has no id in it"),
         "{error}"
@@ -78,8 +82,8 @@ async fn store_must_be_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = SnapshotStore::open(&file).await.unwrap_err();
-    assert_eq!(error.location, file);
+    let error = open_directory(&file).await.unwrap_err();
+    assert_eq!(error.location, file.into());
 }
 
 #[tokio::test]
