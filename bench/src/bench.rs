@@ -157,7 +157,7 @@ impl Bench {
             Self::Allreduce => allreduce::measure(context, facts, part),
             Self::Ddp => ddp::measure(context, facts, part),
             Self::Attack => attack::turn(context, &from_value(part)?),
-            Self::Durability => durability::turn(context, &from_value(part)?).map(Value::from),
+            Self::Durability => durability::turn(context, &from_value(part)?),
             _ => bail!("the benchmark {} cannot be measured in parts", self.name()),
         }
     }

@@ -1,5 +1,6 @@
 //! A lease: devices that this program has to itself until it drops the lease.
 
+mod durability_status;
 mod event;
 
 use std::{
@@ -14,8 +15,8 @@ use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, v1};
 use tensord_transport::Secret;
 
-pub use self::event::LeaseEvent;
 pub(crate) use self::event::{EventCallback, LeaseEvents};
+pub use self::{durability_status::DurabilityStatus, event::LeaseEvent};
 use crate::{
     StandingError,
     backend::{Registration, TensordDevice},
@@ -336,6 +337,12 @@ impl Lease {
             tensor_bytes_up: sum(|session| session.counters.tensors_up.load(Ordering::Relaxed)),
             tensor_bytes_down: sum(|session| session.counters.tensors_down.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Returns what the lease could go on from if it lost its processes or workers now.
+    pub fn durability_status(&self) -> DurabilityStatus {
+        let sessions = self.lease_devices.iter().map(|it| &it.session);
+        DurabilityStatus::of_all(sessions.map(|session| session.durability_status()))
     }
 
     /// Returns why the lease can no longer be used (the pool ended it, or a worker is lost),

@@ -50,7 +50,8 @@ pub use self::{
     custom::{CustomOp, CustomOutputs},
     error::{ConnectError, LeaseError, RefusalKind, StandingError},
     lease::{
-        DeviceFingerprint, Durability, Lease, LeaseEvent, LeaseRequest, LeasedDevice, Traffic,
+        DeviceFingerprint, Durability, DurabilityStatus, Lease, LeaseEvent, LeaseRequest,
+        LeasedDevice, Traffic,
     },
     lockstep::LockstepBatcher,
     pool::{DeviceStatus, Pool, PoolStatus, WorkerStatus},

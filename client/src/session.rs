@@ -72,7 +72,10 @@ use self::{
     send_policy::Event,
     state::{NextStep, State, Track},
 };
-use crate::{cohort::CohortMember, lease::Durability};
+use crate::{
+    cohort::CohortMember,
+    lease::{Durability, DurabilityStatus},
+};
 
 /// What entitles a session to its device.
 #[derive(Clone)]
@@ -399,6 +402,11 @@ impl Session {
             self.wake.notify_one();
         }
         awaits
+    }
+
+    /// Returns what the session could go on from in another process.
+    pub(crate) fn durability_status(&self) -> DurabilityStatus {
+        self.lock().durability_status(Instant::now())
     }
 
     fn wake_of(&self, track: Track) -> &Notify {

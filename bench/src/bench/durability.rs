@@ -3,44 +3,42 @@
 //! The same training runs without snapshots, with them, and with a snapshot store, in turns, beside
 //! tensors of a given size that it keeps. Then its process is killed while it trains, and the time
 //! until its next loss is measured: the worker notices, starts another process and restores the
-//! snapshot, and the client sends the ops since then again. The same is measured when the worker is killed, and another
-//! worker has the snapshot. When the worker is stopped, so that the lease moves, the longest time
-//! between two losses is measured.
+//! snapshot, and the client sends the ops since then again. The same is measured when the worker is
+//! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
+//! longest time between two losses is measured. Some turns measure more on the way: [`MORE_FIGURES`].
+
+mod training;
 
 use std::{
+    cell::RefCell,
+    collections::BTreeMap,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
-use burn::tensor::{Device, Distribution, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tensord_client::{Durability, Lease, LeaseRequest, Pool, PoolUrl};
+use tensord_client::Durability;
 use tensord_testkit::{
     cluster::{Cluster, Process},
     resource_usage::{is_running, processes_of_leases, signal_process, snapshots_bytes},
 };
 use tensord_transport::TransportChoice;
 
+use self::training::Training;
 use crate::{
     bench::Bench,
     context::Context,
-    data::{self, Upload},
-    models::Model,
     peer::wait_until_idle,
-    pool::{LocalPool, lease_as},
+    pool::LocalPool,
     race::Contender,
     report::{Report, format_number, format_optional, format_quartiles, table},
-    stats::round,
-    trainer::{BATCH, Batch, Trainer},
+    stats::{Summary, round},
 };
 
 /// Sizes of the tensors that a session keeps, in MiB.
 const STATES_MIB: [u64; 3] = [16, 256, 1024];
-
-/// Elements of a tensor of 16 MiB.
-const STATE_ELEMENTS: usize = 4 << 20;
 
 /// A worker keeps half of this for other workers' leases: two snapshots of the largest state.
 const SNAPSHOT_MEMORY: &str = "5GiB";
@@ -67,6 +65,42 @@ const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
 
+/// What turns measure on the way: keys, and labels with units.
+const MORE_FIGURES: [(&str, &str); 6] = [
+    ("interval_s", "from one commit to the next, s"),
+    // With few marks in a turn, the longest.
+    ("stall_p99_ms", "held up by a mark, 99th percentile, ms"),
+    ("journal_mib", "ops kept by the client at most, MiB"),
+    ("detect_ms", "from kill of the worker to the event, ms"),
+    (
+        "restore_ms",
+        "from the event until another worker runs it, ms",
+    ),
+    ("redone_s", "of work since the last commit, at the kill, s"),
+];
+
+/// What a turn has measured.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct TurnFigures {
+    /// The time of a step, of the recovery, or of the pause, in ms.
+    main_ms: f64,
+    /// Some of [`MORE_FIGURES`], by key.
+    more: BTreeMap<String, f64>,
+}
+
+impl TurnFigures {
+    fn of(main: Duration) -> Self {
+        Self {
+            main_ms: main.as_secs_f64() * 1000.0,
+            more: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, key: &str, figure: f64) {
+        self.more.insert(key.into(), figure);
+    }
+}
+
 /// Runs the bench.
 ///
 /// # Errors
@@ -92,7 +126,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 state_mib,
                 is_durable,
             };
-            context.turn::<f64>(Bench::Durability, &turn)
+            context.turn::<TurnFigures>(Bench::Durability, &turn)
         };
         let kill = || {
             let turn = DurabilityTurn::Kill {
@@ -100,7 +134,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 state_mib,
                 pool_process: pool.process_id(),
             };
-            context.turn::<f64>(Bench::Durability, &turn)
+            context.turn::<TurnFigures>(Bench::Durability, &turn)
         };
         let end_worker = |is_killed| {
             // Each time another pool, as a worker is gone afterwards.
@@ -111,19 +145,38 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 workers: cluster.workers.iter().map(Process::id).collect(),
                 is_killed,
             };
-            context.turn::<f64>(Bench::Durability, &turn)
+            context.turn::<TurnFigures>(Bench::Durability, &turn)
+        };
+        let samples = RefCell::new(BTreeMap::<String, Vec<f64>>::new());
+        let keep_more = |run: usize, figures: TurnFigures| {
+            for (key, figure) in figures.more {
+                // The first round warms up.
+                if run > 0 {
+                    samples.borrow_mut().entry(key).or_default().push(figure);
+                }
+            }
+            figures.main_ms
         };
         let contenders = vec![
-            Contender::new("off_ms", "a step, without snapshots", |_| {
-                train(&pool, false)
+            Contender::new("off_ms", "a step, without snapshots", |run| {
+                Ok(keep_more(run, train(&pool, false)?))
             }),
-            Contender::new("durable_ms", "a step, with snapshots", |_| {
-                train(&pool, true)
+            Contender::new("durable_ms", "a step, with snapshots", |run| {
+                Ok(keep_more(run, train(&pool, true)?))
             }),
-            Contender::new("stored_ms", STORED_LABEL, |_| train(&storing_pool, true)),
-            Contender::new("first_new_answer_ms", "from kill to next loss", |_| kill()),
-            Contender::new(WORKER_KEY, WORKER_LABEL, |_| end_worker(true)),
-            Contender::new("move_pause_ms", MOVE_LABEL, |_| end_worker(false)),
+            // Its other figures are those of another interval.
+            Contender::new("stored_ms", STORED_LABEL, |_| {
+                Ok(train(&storing_pool, true)?.main_ms)
+            }),
+            Contender::new("first_new_answer_ms", "from kill to next loss", |run| {
+                Ok(keep_more(run, kill()?))
+            }),
+            Contender::new(WORKER_KEY, WORKER_LABEL, |run| {
+                Ok(keep_more(run, end_worker(true)?))
+            }),
+            Contender::new("move_pause_ms", MOVE_LABEL, |run| {
+                Ok(keep_more(run, end_worker(false)?))
+            }),
         ];
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;
         let ratio = |key: &str| found.ratio(key, "off_ms");
@@ -140,6 +193,20 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         }
         let mut figures: Map<_, _> = found.to_json();
         figures.insert("state_mib".into(), json!(state_mib));
+        let samples = samples.into_inner();
+        for (key, label) in MORE_FIGURES {
+            let Some(summary) = samples.get(key).and_then(|samples| Summary::of(samples)) else {
+                continue;
+            };
+            rows.add_row([
+                format!("{state_mib} MiB"),
+                label.into(),
+                format_number(summary.median),
+                format_quartiles(&summary),
+                String::new(),
+            ]);
+            figures.insert(key.into(), json!(round(summary.median)));
+        }
         for (name, key) in [("overhead", "durable_ms"), ("stored_overhead", "stored_ms")] {
             let overhead = json!(ratio(key).map(|ratio| round(ratio - 1.0)));
             figures.insert(name.into(), overhead);
@@ -186,12 +253,17 @@ pub(super) enum DurabilityTurn {
     },
 }
 
-/// Takes a turn. Returns the time of a step or of the recovery, in ms.
+/// Takes a turn.
 ///
 /// # Errors
 ///
 /// If the pool fails.
-pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
+pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<Value> {
+    let figures = take(context, turn)?;
+    Ok(serde_json::to_value(figures)?)
+}
+
+fn take(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
     match turn {
         DurabilityTurn::Train {
             url,
@@ -204,14 +276,8 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             };
             let mut training = Training::start(url, *state_mib, durability)?;
             training.run(STEPS_PER_READ)?;
-            let begun = Instant::now();
             let timed = context.full_or_quick(TIMED, Duration::from_millis(100));
-            let mut steps = 0;
-            while begun.elapsed() < timed {
-                training.run(STEPS_PER_READ)?;
-                steps += STEPS_PER_READ;
-            }
-            Ok(begun.elapsed().as_secs_f64() * 1000.0 / steps as f64)
+            training.timed(timed)
         }
         DurabilityTurn::Kill {
             url,
@@ -219,7 +285,7 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             pool_process,
         } => {
             let kill = || kill_process(*pool_process);
-            first_new_answer_ms(context, url, *state_mib, &[*pool_process], kill)
+            first_new_answer(context, url, *state_mib, &[*pool_process], kill)
         }
         DurabilityTurn::EndWorker {
             url,
@@ -228,14 +294,14 @@ pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<f64> {
             is_killed: true,
         } => {
             let kill = || kill_worker(workers);
-            first_new_answer_ms(context, url, *state_mib, workers, kill)
+            first_new_answer(context, url, *state_mib, workers, kill)
         }
         DurabilityTurn::EndWorker {
             url,
             state_mib,
             workers,
             is_killed: false,
-        } => move_pause_ms(context, url, *state_mib, workers),
+        } => move_pause(context, url, *state_mib, workers),
     }
 }
 
@@ -262,8 +328,13 @@ fn training_with_snapshot(
 }
 
 /// Trains, stops the worker, and returns the longest time between two losses until the worker has
-/// exited, in ms. A loss is read at each step.
-fn move_pause_ms(context: &Context, url: &str, state_mib: u64, workers: &[u32]) -> Result<f64> {
+/// exited. A loss is read at each step.
+fn move_pause(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    workers: &[u32],
+) -> Result<TurnFigures> {
     let mut training = training_with_snapshot(context, url, state_mib, workers)?;
     let (worker, _) = worker_of_lease(workers)?;
     if !signal_process(worker, "TERM") {
@@ -276,22 +347,31 @@ fn move_pause_ms(context: &Context, url: &str, state_mib: u64, workers: &[u32]) 
         last = Instant::now();
     }
     training.run(1)?;
-    Ok(longest.as_secs_f64() * 1000.0)
+    Ok(TurnFigures::of(longest))
 }
 
-/// Trains, calls `kill`, and returns the time until the next loss, in ms.
-fn first_new_answer_ms(
+/// Trains, calls `kill`, and measures the time until the next loss.
+fn first_new_answer(
     context: &Context,
     url: &str,
     state_mib: u64,
     workers: &[u32],
     kill: impl FnOnce() -> Result<()>,
-) -> Result<f64> {
+) -> Result<TurnFigures> {
     let mut training = training_with_snapshot(context, url, state_mib, workers)?;
+    let since_commit = training.lease.durability_status().since_commit;
     let killed = Instant::now();
     kill()?;
     training.run(1)?;
-    Ok(killed.elapsed().as_secs_f64() * 1000.0)
+    let mut figures = TurnFigures::of(killed.elapsed());
+    // A process that is replaced where it was has no event before that it runs again.
+    if let Some((moving, running)) = training.move_times(killed)? {
+        let since_commit = since_commit.context("a training with a snapshot has a commit")?;
+        figures.add("redone_s", since_commit.as_secs_f64());
+        figures.add("detect_ms", (moving - killed).as_secs_f64() * 1000.0);
+        figures.add("restore_ms", (running - moving).as_secs_f64() * 1000.0);
+    }
+    Ok(figures)
 }
 
 /// Returns the worker that runs the pool's only lease, and the lease's processes there.
@@ -329,48 +409,5 @@ fn kill_process(pool_process: u32) -> Result<()> {
     match signal_process(process, "KILL") {
         true => Ok(()),
         false => bail!("process {process} is gone"),
-    }
-}
-
-/// A training, with tensors that it keeps.
-struct Training {
-    trainer: Trainer,
-    batches: std::iter::Cycle<std::vec::IntoIter<Batch>>,
-    /// Kept, so that snapshots have them.
-    _state: Vec<Tensor<1>>,
-    _lease: Lease,
-    _pool: Pool,
-}
-
-impl Training {
-    fn start(url: &str, state_mib: u64, durability: Durability) -> Result<Self> {
-        let url: PoolUrl = url.parse().context("a pool URL")?;
-        let request = LeaseRequest::devices(1).durable(durability);
-        let (pool, lease) = lease_as(url, request)?;
-        let device: &Device = &lease.devices()[0];
-        let tensors = (state_mib << 20) as usize / (4 * STATE_ELEMENTS);
-        let state: Vec<_> = (0..tensors)
-            .map(|_| Tensor::<1>::random([STATE_ELEMENTS], Distribution::Default, device))
-            .collect();
-        if let Some(last) = state.last() {
-            // Waits until all are made.
-            data::scalar(last.clone().slice(0..1))?;
-        }
-        // The first mark has none of the tensors. Wait until the next one is due.
-        sleep(Duration::from_secs(2));
-        let batches: Vec<_> = (0..8).map(|seed| Batch::noise(BATCH, seed)).collect();
-        Ok(Self {
-            trainer: Trainer::new(Model::Mlp, device, Upload::Helper),
-            batches: batches.into_iter().cycle(),
-            _state: state,
-            _lease: lease,
-            _pool: pool,
-        })
-    }
-
-    /// Takes steps, and reads the last loss.
-    fn run(&mut self, steps: usize) -> Result<()> {
-        self.trainer.steps(self.batches.by_ref().take(steps))?;
-        Ok(())
     }
 }

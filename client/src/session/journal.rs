@@ -53,6 +53,10 @@ pub(super) struct Journal {
     last: u64,
     pending: Option<PendingMark>,
     committed: Option<RestorePoint>,
+    /// When the committed mark was placed.
+    committed_at: Option<Instant>,
+    /// Number of marks that were committed.
+    commits: u64,
     /// When the last mark was placed.
     last_at: Option<Instant>,
     /// How long the worker needed for the last mark.
@@ -79,6 +83,7 @@ impl RequestedMark {
 #[derive(Debug)]
 struct PendingMark {
     point: RestorePoint,
+    placed_at: Instant,
     /// Id of the last request from before the mark.
     last_request: u64,
     /// Whether the worker has kept the snapshot.
@@ -181,6 +186,7 @@ impl Journal {
                 bulk_bytes,
                 ..RestorePoint::default()
             },
+            placed_at: now,
             last_request,
             is_kept: false,
         });
@@ -237,10 +243,12 @@ impl Journal {
     fn commit(&mut self) -> Option<Commit> {
         let PendingMark {
             point,
+            placed_at,
             last_request,
             ..
         } = self.pending.take()?;
-        self.committed = Some(point);
+        (self.committed, self.committed_at) = (Some(point), Some(placed_at));
+        self.commits += 1;
         self.requested.take_if(|it| it.is_committed(point.mark));
         Some(Commit {
             point,
@@ -276,6 +284,16 @@ impl Journal {
     /// Returns the committed mark.
     pub(super) fn committed(&self) -> Option<RestorePoint> {
         self.committed
+    }
+
+    /// Returns when the committed mark was placed.
+    pub(super) fn committed_at(&self) -> Option<Instant> {
+        self.committed.and(self.committed_at)
+    }
+
+    /// Returns the number of marks that were committed so far.
+    pub(super) fn commits(&self) -> u64 {
+        self.commits
     }
 }
 
@@ -322,6 +340,7 @@ mod tests {
         place(&mut journal, 1, 0, now);
         journal.on_marked(marked(1, "", cost_ms));
         journal.try_commit(None).unwrap();
+        assert_eq!((journal.commits(), journal.committed_at()), (1, Some(now)));
         journal
     }
 

@@ -15,6 +15,7 @@ use tracing::warn;
 use super::{State, Track};
 use crate::{
     cohort::{CohortMember, Cuts},
+    lease::DurabilityStatus,
     session::{
         Capability,
         journal::{Commit, interval},
@@ -26,6 +27,19 @@ impl State {
     /// Returns the bytes that both tracks keep.
     fn journal_bytes(&self) -> usize {
         self.ops.outbox().kept_bytes() + self.bulk.outbox().kept_bytes()
+    }
+
+    /// Returns what the session could go on from in another process.
+    pub(in super::super) fn durability_status(&self, now: Instant) -> DurabilityStatus {
+        let committed_at = self.journal.committed_at();
+        DurabilityStatus {
+            commits: self.journal.commits(),
+            since_commit: committed_at.map(|at| now.saturating_duration_since(at)),
+            journal_bytes: match self.journal.must_keep() {
+                true => self.journal_bytes() as u64,
+                false => 0,
+            },
+        }
     }
 
     /// Records a mark after all recorded items, if one is due.

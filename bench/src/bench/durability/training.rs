@@ -1,0 +1,127 @@
+//! The training that is measured, with tensors that it keeps.
+
+use std::{
+    collections::BTreeMap,
+    sync::mpsc::{Receiver, channel},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use burn::tensor::{Device, Distribution, Tensor};
+use tensord_client::{Durability, Lease, LeaseEvent, LeaseRequest, Pool, PoolUrl};
+
+use super::{STEPS_PER_READ, TurnFigures};
+use crate::{
+    data::{self, Upload},
+    models::Model,
+    pool::lease_as,
+    stats::Summary,
+    trainer::{BATCH, Batch, Trainer},
+};
+
+/// Elements of a tensor of 16 MiB.
+const STATE_ELEMENTS: usize = 4 << 20;
+
+/// How long the events of a lease may take to arrive after its next loss.
+const EVENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A training, with tensors that it keeps.
+pub(super) struct Training {
+    trainer: Trainer,
+    batches: std::iter::Cycle<std::vec::IntoIter<Batch>>,
+    /// Kept, so that snapshots have them.
+    _state: Vec<Tensor<1>>,
+    pub(super) lease: Lease,
+    /// Events of the lease, and when they came.
+    events: Receiver<(Instant, LeaseEvent)>,
+    _pool: Pool,
+}
+
+impl Training {
+    pub(super) fn start(url: &str, state_mib: u64, durability: Durability) -> Result<Self> {
+        let url: PoolUrl = url.parse().context("a pool URL")?;
+        let (sender, events) = channel();
+        let request = LeaseRequest::devices(1)
+            .durable(durability)
+            // An error means that the training is over.
+            .on_event(move |event| drop(sender.send((Instant::now(), event))));
+        let (pool, lease) = lease_as(url, request)?;
+        let device: &Device = &lease.devices()[0];
+        let tensors = (state_mib << 20) as usize / (4 * STATE_ELEMENTS);
+        let state: Vec<_> = (0..tensors)
+            .map(|_| Tensor::<1>::random([STATE_ELEMENTS], Distribution::Default, device))
+            .collect();
+        if let Some(last) = state.last() {
+            // Waits until all are made.
+            data::scalar(last.clone().slice(0..1))?;
+        }
+        // The first mark has none of the tensors. Wait until the next one is due.
+        sleep(Duration::from_secs(2));
+        let batches: Vec<_> = (0..8).map(|seed| Batch::noise(BATCH, seed)).collect();
+        Ok(Self {
+            trainer: Trainer::new(Model::Mlp, device, Upload::Helper),
+            batches: batches.into_iter().cycle(),
+            _state: state,
+            lease,
+            events,
+            _pool: pool,
+        })
+    }
+
+    /// Takes steps, and reads the last loss.
+    pub(super) fn run(&mut self, steps: usize) -> Result<()> {
+        self.trainer.steps(self.batches.by_ref().take(steps))?;
+        Ok(())
+    }
+    /// Trains for a while, and measures the time of a step, and what marks do.
+    pub(super) fn timed(&mut self, duration: Duration) -> Result<TurnFigures> {
+        let commits_before = self.lease.durability_status().commits;
+        let begun = Instant::now();
+        let mut reads = Vec::new();
+        // The longest time between two reads, for each commit.
+        let mut longest = BTreeMap::<u64, f64>::new();
+        let mut journal_bytes = 0;
+        while begun.elapsed() < duration {
+            let read_at = Instant::now();
+            self.run(STEPS_PER_READ)?;
+            let read_ms = read_at.elapsed().as_secs_f64() * 1000.0;
+            reads.push(read_ms);
+            let status = self.lease.durability_status();
+            journal_bytes = journal_bytes.max(status.journal_bytes);
+            let longest = longest.entry(status.commits).or_default();
+            *longest = longest.max(read_ms);
+        }
+        let trained = begun.elapsed();
+        let steps = (reads.len() * STEPS_PER_READ) as u32;
+        let mut figures = TurnFigures::of(trained / steps);
+        let commits = self.lease.durability_status().commits - commits_before;
+        if commits > 0 {
+            let median = Summary::of(&reads).context("there are reads")?.median;
+            let mut stalls: Vec<_> = longest.into_values().map(|read| read - median).collect();
+            stalls.sort_by(f64::total_cmp);
+            let at = (stalls.len() * 99).div_ceil(100) - 1;
+            figures.add("interval_s", trained.as_secs_f64() / commits as f64);
+            figures.add("stall_p99_ms", stalls[at]);
+            figures.add("journal_mib", journal_bytes as f64 / f64::from(1 << 20));
+        }
+        Ok(figures)
+    }
+
+    /// Returns when the lease was to move after `since`, and when it ran again, if it has moved to another
+    /// worker.
+    pub(super) fn move_times(&self, since: Instant) -> Result<Option<(Instant, Instant)>> {
+        let mut moving = None;
+        loop {
+            let (at, event) = self.events.recv_timeout(EVENT_DEADLINE)?;
+            match event {
+                _ if at < since => {}
+                LeaseEvent::Waiting { .. } | LeaseEvent::Moving { .. } => {
+                    moving.get_or_insert(at);
+                }
+                LeaseEvent::Running { .. } => return Ok(moving.map(|moving| (moving, at))),
+                _ => {}
+            }
+        }
+    }
+}
