@@ -5,6 +5,7 @@
 //! while the scheduler cannot be reached.
 
 pub(crate) mod handle;
+mod held_lease;
 pub(crate) mod lease_watch;
 mod stream;
 mod withdrawals;
@@ -15,15 +16,13 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tensord_proto::{
     credential::ClientCredential,
     ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ChangeStanding, ClientHello, Error, ErrorCode, Granted, Interrupted,
-        LeaseRequest, MarkPlaced, Moved, PoolMessage, ReleaseLease, Renewed, Restorable, Suspended,
-        WorkerUnreachable, client_message, pool_message,
+        CancelRequest, ChangeStanding, ClientHello, Error, Granted, LeaseRequest, PoolMessage,
+        ReleaseLease, WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
@@ -37,6 +36,7 @@ use tracing::{info, warn};
 
 pub(crate) use self::stream::status;
 use self::{
+    held_lease::HeldLease,
     lease_watch::LeaseWatch,
     stream::{ControlStream, StreamEnd, authorised, connect, leave, message},
     withdrawals::Withdrawals,
@@ -59,9 +59,6 @@ const RESTORABLE_CHECK: Duration = Duration::from_millis(250);
 /// How often it is checked whether requested marks are committed: a lease is about to move, and executes
 /// again what follows the marks.
 const MARK_CHECK: Duration = Duration::from_millis(5);
-
-/// How long requested marks are awaited: the scheduler waits no longer.
-const MARK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause between attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(500);
@@ -99,18 +96,6 @@ pub(crate) struct StandingCall {
 pub(crate) enum RequestOutcome {
     Granted(Granted, LeaseWatch),
     Refused(Error),
-}
-
-struct HeldLease {
-    token: Bytes,
-    watch: LeaseWatch,
-    /// What the pool knows, on the present stream, of whether the lease could go on from snapshots.
-    reported_restorable: bool,
-    /// If the pool waits for marks of the sessions: until when, at most.
-    marks_awaited_until: Option<Instant>,
-    /// The lease was dropped, and is released as soon as there is a stream. Until then it is
-    /// still claimed: a scheduler that restarted needs the claim before the release.
-    released: bool,
 }
 
 struct Control {
@@ -258,35 +243,14 @@ impl Control {
     /// Returns the messages about leases of which it has changed whether they could go on from
     /// snapshots.
     fn restorable_messages(&mut self) -> Vec<client_message::Body> {
-        let mut changed = Vec::new();
-        for (lease, held_lease) in &mut self.leases {
-            let restorable = held_lease.watch.is_restorable();
-            if std::mem::replace(&mut held_lease.reported_restorable, restorable) != restorable {
-                let lease_id = lease.0;
-                let body = Restorable {
-                    lease_id,
-                    restorable,
-                };
-                changed.push(client_message::Body::Restorable(body));
-            }
-        }
-        changed
+        let leases = self.leases.values_mut();
+        leases.filter_map(HeldLease::restorable_message).collect()
     }
 
     /// Returns the messages about leases whose requested marks are committed, or cannot be.
     fn mark_messages(&mut self) -> Vec<client_message::Body> {
-        let mut placed = Vec::new();
-        for (lease, held_lease) in &mut self.leases {
-            let Some(until) = held_lease.marks_awaited_until else {
-                continue;
-            };
-            if !held_lease.watch.awaits_requested_marks() || Instant::now() >= until {
-                held_lease.marks_awaited_until = None;
-                let lease_id = lease.0;
-                placed.push(client_message::Body::MarkPlaced(MarkPlaced { lease_id }));
-            }
-        }
-        placed
+        let (leases, now) = (self.leases.values_mut(), Instant::now());
+        leases.filter_map(|lease| lease.mark_message(now)).collect()
     }
 
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
@@ -445,20 +409,35 @@ impl Control {
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
-            Some(pool_message::Body::Renewed(renewed)) => self.renewed(renewed),
-            Some(pool_message::Body::Interrupted(interrupted)) => self.interrupted(interrupted),
-            Some(pool_message::Body::Suspended(suspended)) => self.suspended(&suspended),
+            Some(pool_message::Body::Renewed(renewed)) => {
+                if let Some(held_lease) = self.held_lease(renewed.lease_id) {
+                    held_lease.renewed(renewed.token);
+                }
+            }
+            Some(pool_message::Body::Interrupted(interrupted)) => {
+                if let Some(held_lease) = self.held_lease(interrupted.lease_id) {
+                    held_lease.interrupted(&interrupted.error.unwrap_or_default());
+                }
+            }
+            Some(pool_message::Body::Suspended(suspended)) => {
+                if let Some(held_lease) = self.held_lease(suspended.lease_id) {
+                    held_lease.suspended(&suspended);
+                }
+            }
             Some(pool_message::Body::StandingChanged(changed)) => {
                 if let Some(call) = self.standing_calls.remove(&RequestId(changed.request_id)) {
                     let refused = changed.error.map(StandingError::refused);
                     let _ = call.outcome.send(refused.map_or(Ok(()), Err));
                 }
             }
-            Some(pool_message::Body::Moved(moved)) => self.moved(&moved),
+            Some(pool_message::Body::Moved(moved)) => {
+                if let Some(held_lease) = self.held_lease(moved.lease_id) {
+                    held_lease.moved(&moved);
+                }
+            }
             Some(pool_message::Body::PlaceMark(place)) => {
-                if let Some(held_lease) = self.leases.get_mut(&LeaseId(place.lease_id)) {
-                    held_lease.watch.request_marks();
-                    held_lease.marks_awaited_until = Some(Instant::now() + MARK_TIMEOUT);
+                if let Some(held_lease) = self.held_lease(place.lease_id) {
+                    held_lease.place_marks(Instant::now());
                 }
             }
             Some(pool_message::Body::Refused(refused)) => {
@@ -471,72 +450,15 @@ impl Control {
             }
             Some(pool_message::Body::Ended(ended)) => {
                 if let Some(held_lease) = self.leases.remove(&LeaseId(ended.lease_id)) {
-                    let error = ended
-                        .error
-                        .unwrap_or_else(|| Error::new(ErrorCode::Lease, "the pool gave no reason"));
-                    warn!("lease {} ended: {error}", LeaseId(ended.lease_id));
-                    held_lease.watch.end(&format!("the lease ended: {error}"));
+                    held_lease.ended(ended.error);
                 }
             }
             Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
         }
     }
 
-    /// Stores a lease's new token. Open sessions do not need it.
-    fn renewed(&mut self, renewed: Renewed) {
-        if let Some(held_lease) = self.leases.get_mut(&LeaseId(renewed.lease_id)) {
-            held_lease.token = renewed.token;
-        }
-    }
-
-    /// Has the sessions of a lease wait for the pool, as their worker is gone.
-    fn interrupted(&self, interrupted: Interrupted) {
-        let lease = LeaseId(interrupted.lease_id);
-        if let Some(held_lease) = self.leases.get(&lease) {
-            let error = interrupted.error.unwrap_or_default();
-            warn!("lease {lease} waits until it can go on: {error}");
-            held_lease.watch.interrupt(&error.to_string());
-        }
-    }
-
-    /// Has the sessions of a lease wait until the lease is resumed.
-    fn suspended(&self, suspended: &Suspended) {
-        let lease = LeaseId(suspended.lease_id);
-        if let Some(held_lease) = self.leases.get(&lease) {
-            let workers = suspended.waits_for.iter().map(|name| {
-                let name = sanitize(name, MESSAGE_CHARS).to_string();
-                match name.contains(' ') {
-                    // No name: words for a worker that is not there.
-                    true => name,
-                    false => format!("worker {name}"),
-                }
-            });
-            let workers: Vec<_> = workers.collect();
-            let waits_for = match suspended.needs_all {
-                true => workers.join(" and "),
-                false => workers.join(" or "),
-            };
-            let cause = sanitize(&suspended.cause, MESSAGE_CHARS).to_string();
-            match (waits_for.is_empty(), cause.is_empty()) {
-                (true, _) => warn!("lease {lease} is suspended"),
-                (false, true) => info!("lease {lease} waits for devices of {waits_for}"),
-                (false, false) => warn!("lease {lease} waits for devices of {waits_for}: {cause}"),
-            }
-            held_lease.watch.suspend(&waits_for, &cause);
-        }
-    }
-
-    /// Has the sessions of a lease go on at another worker.
-    fn moved(&mut self, moved: &Moved) {
-        let lease = LeaseId(moved.lease_id);
-        let Some(held_lease) = self.leases.get_mut(&lease) else {
-            return;
-        };
-        held_lease.token = moved.token.clone();
-        match held_lease.watch.moved(moved) {
-            Ok(()) => info!("lease {lease} goes on, at the same workers or at others"),
-            Err(reason) => held_lease.watch.end(&reason),
-        }
+    fn held_lease(&mut self, lease_id: u64) -> Option<&mut HeldLease> {
+        self.leases.get_mut(&LeaseId(lease_id))
     }
 
     fn granted(&mut self, granted: Granted) {
@@ -546,15 +468,9 @@ impl Control {
         let pending = self.pending.remove(&RequestId(granted.request_id));
         let outcome = RequestOutcome::Granted(granted, watch.clone());
         let taken = pending.is_some_and(|pending| pending.replies.outcome.send(outcome).is_ok());
+        let mut held_lease = HeldLease::new(lease, token, watch);
         // A request that was cancelled meanwhile has its lease released.
-        let released = !taken;
-        let held_lease = HeldLease {
-            token,
-            watch,
-            reported_restorable: false,
-            marks_awaited_until: None,
-            released,
-        };
+        held_lease.released = !taken;
         self.leases.insert(lease, held_lease);
     }
 }
