@@ -24,6 +24,7 @@ mod service;
 mod stream;
 mod view;
 mod worker_commands;
+mod worker_events;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,221 +1,41 @@
-//! Conversion between messages and the engine's events and commands.
+//! Conversion between messages of clients and the engine's events and commands; `worker_events` and
+//! `worker_commands` convert those of workers.
 //!
 //! Incoming messages are checked here, so the engine can rely on their contents, and text
 //! that others will see (names, kinds) is safe to print.
-
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use prost::Message;
 use tensord_proto::{
     credential::CredentialHash,
     grant::number,
-    ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId},
-    text::{MESSAGE_CHARS, sanitize},
+    ids::{ClientId, LeaseId, RequestId, WorkerId},
     v1::{self, Error, ErrorCode, LeaseClaims, PoolMessage, client_message, pool_message},
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec, Durability,
-    EndReason, Endpoint, GrantedDevice, HeldDevice, LeasedDevice, Outages, RefuseReason,
-    Registration, WorkerEvent,
+    Claim, ClientEvent, Demand, DeviceRef, DeviceSpec, Durability, EndReason, Endpoint,
+    GrantedDevice, LeasedDevice, RefuseReason,
 };
-use tensord_transport::{identity, tls::Fingerprint, token};
-
-use super::address;
-
-/// The largest number of devices of one worker, more than any host has.
-const MAX_DEVICES: usize = 256;
+use tensord_transport::token;
 
 /// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
 
-/// Maximum number of leases in a worker's report of what its snapshot store has.
-const MAX_STORED: usize = 1 << 10;
-
-/// Maximum number of suspended leases that a worker may report.
-const MAX_SUSPENDED: usize = 1 << 9;
-
 /// The longest text that is shown to other users, in bytes.
 const MAX_TEXT_BYTES: usize = 253;
 
-fn protocol_error<T>(message: impl Into<String>) -> Result<T, Error> {
+/// Returns the error for a message that breaks the protocol.
+pub(super) fn protocol_error<T>(message: impl Into<String>) -> Result<T, Error> {
     Err(Error::new(ErrorCode::Protocol, message))
 }
 
 /// Checks text that is shown to other users.
-fn check_text(what: &str, text: String) -> Result<String, Error> {
+pub(super) fn check_text(what: &str, text: String) -> Result<String, Error> {
     if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
         return protocol_error(format!(
             "{what} is {text:?}; it must have 1 to {MAX_TEXT_BYTES} bytes and no control characters"
         ));
     }
     Ok(text)
-}
-
-/// A worker's registration and the state that it reports.
-#[derive(Debug)]
-pub(super) struct RegistrationReport {
-    pub(super) registration: Registration,
-    /// The devices that a lease uses, or that an ended lease has not left yet.
-    pub(super) held: Vec<HeldDevice>,
-    /// The latest grant that has ended on each device.
-    pub(super) ended: Vec<DeviceGrant>,
-    /// The suspended leases whose snapshots it holds.
-    pub(super) suspended: Vec<LeaseId>,
-    /// The devices that the worker cannot offer.
-    pub(super) out_of_service: Outages,
-}
-
-/// Checks that a registration belongs to the certificate `peer_certificate`, whose key the worker
-/// proved in the handshake. Returns the worker's id and certificate.
-pub(super) fn verify_identity(
-    register: &v1::Register,
-    peer_certificate: Option<&Fingerprint>,
-) -> Result<(WorkerId, Fingerprint), Error> {
-    let refuse = |words: &str| Err(Error::new(ErrorCode::Enrolment, words));
-    let Some(peer_certificate) = peer_certificate else {
-        return refuse(
-            "a worker must present a certificate, and this worker presented none; update tensord on its host",
-        );
-    };
-    if register.certificate_sha256 != peer_certificate.0[..] {
-        return refuse(
-            "the worker registered a certificate that differs from the one it presented",
-        );
-    }
-    let start = register.start.as_ref().try_into();
-    let start = start
-        .or_else(|_| protocol_error("the field `start` of the registration must have 16 bytes"))?;
-    let worker = WorkerId(register.worker_id);
-    match identity::worker_id(peer_certificate, start) {
-        own if own == worker => Ok((worker, *peer_certificate)),
-        _ => refuse("the worker's id is not derived from its certificate and start"),
-    }
-}
-
-/// Checks and converts the registration of a worker that calls from `peer`.
-pub(super) fn registration(
-    register: v1::Register,
-    peer: IpAddr,
-) -> Result<RegistrationReport, Error> {
-    let count = register.devices.len();
-    if count > MAX_DEVICES {
-        return protocol_error(format!(
-            "the worker registered {count} devices; the limit is {MAX_DEVICES}"
-        ));
-    }
-    let Ok(certificate_sha256) = register.certificate_sha256.as_ref().try_into() else {
-        let length = register.certificate_sha256.len();
-        return protocol_error(format!(
-            "the field `certificate_sha256` has {length} bytes; it must have 32"
-        ));
-    };
-    let address = address::reachable_address(&register.address, peer).or_else(protocol_error)?;
-    let device = |device: v1::Device| {
-        Ok(DeviceSpec {
-            kind: check_text("a device's kind", device.kind)?,
-            name: check_text("a device's name", device.name)?,
-            memory_bytes: device.memory_bytes,
-            fingerprint: device.fingerprint.map(fingerprint).transpose()?,
-        })
-    };
-    let held = register.held.iter().map(|held| HeldDevice {
-        lease: LeaseId(held.lease_id),
-        index: held.device_index,
-        grant: number(held.grant),
-        ended: held.ended,
-    });
-    let held = held.collect();
-    let ended = register.ended.iter().map(|ended| DeviceGrant {
-        index: ended.device_index,
-        grant: number(ended.grant),
-    });
-    let ended = ended.collect();
-    let suspended = register.suspended_leases.into_iter().map(LeaseId);
-    let suspended = suspended.take(MAX_SUSPENDED).collect();
-    let out_of_service = outages(register.out_of_service);
-    let registration = Registration {
-        endpoint: Endpoint {
-            name: check_text("the worker's name", register.name)?,
-            address,
-            certificate_sha256,
-        },
-        devices: register
-            .devices
-            .into_iter()
-            .map(device)
-            .collect::<Result<_, Error>>()?,
-        store: (register.store_id > 0).then_some(StoreId(register.store_id)),
-    };
-    Ok(RegistrationReport {
-        registration,
-        held,
-        ended,
-        suspended,
-        out_of_service,
-    })
-}
-
-/// Converts a worker's list of devices out of service. Takes at most [`MAX_DEVICES`]
-/// entries, and makes the reasons safe to print.
-pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
-    let peer_certificate = |out: v1::OutOfService| {
-        let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();
-        (out.device_index, reason)
-    };
-    out_of_service
-        .into_iter()
-        .take(MAX_DEVICES)
-        .map(peer_certificate)
-        .collect()
-}
-
-/// Converts the lists of leases of `worker` whose snapshots their keepers have, or the worker itself, or
-/// its snapshot store. Takes at most two entries of the former for each of [`MAX_DEVICES`] leases, as
-/// many as a worker can have.
-pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64]) -> WorkerEvent {
-    let (mut at_keepers, mut here) = (Vec::new(), BTreeMap::new());
-    for kept in leases.iter().take(2 * MAX_DEVICES) {
-        let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
-        match keeper == worker {
-            true => drop(here.insert(lease, !kept.without_room)),
-            false => at_keepers.push((lease, keeper)),
-        }
-    }
-    let in_store = in_store.iter().take(MAX_DEVICES).copied();
-    WorkerEvent::SnapshotsKept {
-        at_keepers,
-        here,
-        in_store: in_store.map(LeaseId).collect(),
-    }
-}
-
-/// Converts a worker's list of leases of which its snapshot store has snapshots.
-pub(super) fn stored_leases(stored: v1::StoredLeases) -> WorkerEvent {
-    let leases = stored.lease_ids.into_iter().take(MAX_STORED);
-    WorkerEvent::StoredLeases {
-        leases: leases.map(LeaseId).collect(),
-    }
-}
-
-/// Converts a worker's list of leases whose process there has died, and makes the reasons safe to
-/// print.
-pub(super) fn interrupted_leases(leases: &[v1::InterruptedLease]) -> WorkerEvent {
-    let leases = leases.iter().take(MAX_DEVICES).map(|interrupted| {
-        let how = sanitize(&interrupted.reason, MESSAGE_CHARS).to_string();
-        (LeaseId(interrupted.lease_id), how)
-    });
-    WorkerEvent::Interrupted {
-        leases: leases.collect(),
-    }
-}
-
-/// Converts a worker's report of released devices.
-pub(super) fn released(released: v1::Released) -> WorkerEvent {
-    WorkerEvent::Released {
-        lease: LeaseId(released.lease_id),
-        busy: released.busy_devices.into_iter().collect(),
-    }
 }
 
 /// The leases that a client claims by its tokens.
@@ -432,20 +252,6 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
         }),
         index: leased.device_ref.index,
     }
-}
-
-/// Converts the fingerprint that a worker reports.
-fn fingerprint(fingerprint: v1::DeviceFingerprint) -> Result<DeviceFingerprint, Error> {
-    let length = fingerprint.hash.len();
-    let Ok(hash) = fingerprint.hash.as_ref().try_into() else {
-        return protocol_error(format!(
-            "the field `hash` of a fingerprint has {length} bytes; it must have 16"
-        ));
-    };
-    Ok(DeviceFingerprint {
-        hash,
-        is_exact: fingerprint.is_exact,
-    })
 }
 
 /// Converts a device description to its message.

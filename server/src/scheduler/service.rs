@@ -30,6 +30,7 @@ use super::{
     driver::{Input, JoiningWorker, credential_mismatch},
     enrolment::{Admitted, Enrolment, JoinRequest, Offer},
     stream::{self, AcceptedStream, OUTGOING_QUEUE},
+    worker_events,
 };
 use crate::{
     audit::{Audit, Entry, EntryKind},
@@ -302,9 +303,9 @@ impl Workers for Service {
             grpc_status::status(&error)
         };
         let (register, answer) = shared.check_registration(first).map_err(refused)?;
-        let proved = convert::verify_identity(&register, shown.as_ref());
+        let proved = worker_events::verify_identity(&register, shown.as_ref());
         let leaving = register.leaving;
-        let registered = convert::registration(register, peer.ip());
+        let registered = worker_events::registration(register, peer.ip());
         let registration_report = registered.map_err(refused)?;
         let (worker, certificate) = proved.map_err(refused)?;
         let offer = Offer::of(&registration_report.registration.devices);

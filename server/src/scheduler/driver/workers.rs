@@ -14,10 +14,10 @@ use crate::{
     audit::{self, Entry},
     scheduler::{
         access::{DEFAULT_TENANT, Role, UnixMillis},
-        convert,
         enrolment::{self, Admitted},
         stream::{self, AcceptedStream, OpenStream},
         worker_commands::{self, LeasePart},
+        worker_events,
     },
 };
 
@@ -25,7 +25,7 @@ use crate::{
 pub(in crate::scheduler) struct JoiningWorker {
     pub(in crate::scheduler) worker: WorkerId,
     pub(in crate::scheduler) admitted: Admitted,
-    pub(in crate::scheduler) registration_report: convert::RegistrationReport,
+    pub(in crate::scheduler) registration_report: worker_events::RegistrationReport,
     pub(in crate::scheduler) leaving: bool,
     /// The reply to the worker's registration.
     pub(in crate::scheduler) answer: WorkerCommand,
@@ -78,7 +78,7 @@ impl Driver {
             leaving,
             answer,
         } = joining_worker;
-        let convert::RegistrationReport {
+        let worker_events::RegistrationReport {
             registration,
             held,
             ended,
@@ -185,21 +185,21 @@ impl Driver {
                 if let Err(error) = member.open.send(worker_commands::time(UnixMillis::now())) {
                     return self.on_worker_disconnected(worker, id, Some(&error));
                 }
-                let devices = convert::outages(heartbeat.out_of_service);
-                let kept = convert::kept(worker, &heartbeat.kept, &heartbeat.in_store);
+                let devices = worker_events::outages(heartbeat.out_of_service);
+                let kept = worker_events::kept(worker, &heartbeat.kept, &heartbeat.in_store);
                 self.apply(event(worker, id, WorkerEvent::Heartbeat));
                 self.apply(event(worker, id, kept));
                 if !heartbeat.interrupted.is_empty() {
-                    let interrupted = convert::interrupted_leases(&heartbeat.interrupted);
+                    let interrupted = worker_events::interrupted_leases(&heartbeat.interrupted);
                     self.apply(event(worker, id, interrupted));
                 }
                 return self.out_of_service(worker, id, devices);
             }
             Some(Body::Released(released)) => {
                 debug!(%worker, "worker {} released {released:?}", member.name);
-                convert::released(released)
+                worker_events::released(released)
             }
-            Some(Body::StoredLeases(stored)) => convert::stored_leases(stored),
+            Some(Body::StoredLeases(stored)) => worker_events::stored_leases(stored),
             Some(Body::Leaving(_)) => {
                 info!(%worker, "worker {} is leaving", member.name);
                 WorkerEvent::Leaving
