@@ -34,7 +34,7 @@ use tracing::warn;
 
 use self::{
     channel::Channel,
-    confinement::{Needs, restrict_calls, restrict_files},
+    confinement::{Needs, restrict_calls, restrict_to},
     device_tests::{describe_devices, probe_device},
     lease_run::LeaseRun,
     terminal::leave_terminal,
@@ -105,9 +105,9 @@ fn run(custom_ops: &CustomOps, started: impl FnOnce()) -> Result<(), ProcessErro
     let channel = channel.detach()?;
     drop(waiting);
     let files = match &first {
-        (Task::Start(start), Some(_)) => restrict_files(&needs(start)),
+        (Task::Start(start), Some(_)) => restrict_to(&needs(start)),
         (Task::Probe(probe), None) => {
-            restrict_files(&needs_of(std::slice::from_ref(probe), None, Vec::new()))
+            restrict_to(&needs_of(std::slice::from_ref(probe), None, Vec::new()))
         }
         // Drivers look for devices in all places.
         (Task::Describe(_), None) => Ok(None),

@@ -10,8 +10,9 @@ use tensord_testkit::{
 };
 
 /// Relative difference of two losses of one training on the same kind of device, whose kernels are
-/// chosen by measurements.
-const TOLERANCE: f32 = 1e-3;
+/// chosen by measurements. On an NVIDIA H200 two trainings differed by 3e-3 after 16 steps; a lost
+/// step differs by far more.
+const TOLERANCE: f32 = 1e-2;
 
 fn lease(cluster: &Cluster, kind: &str) -> Lease {
     let request = LeaseRequest::devices(1).kind(kind);

@@ -9,11 +9,12 @@
 //! - It gives up all capabilities, gets no further privileges (`no_new_privs`), and leaves no
 //!   core dump.
 //! - [`syscalls`] lists the system calls that it may make: not `execve`, `fork`, `ptrace`,
-//!   `listen`, nor any that it has no use for.
+//!   `accept`, nor any that it has no use for.
 //! - Landlock restricts its files. Without a driver, the process reads libraries, `/proc`, `/sys`
 //!   and the configuration of names and time zones. With a driver, it reads everything except
-//!   the worker's state and other secrets, and writes to [`DRIVER_WRITABLE`] and compiled
-//!   kernels. Landlock also keeps the process from reading other processes and from sending signals to them.
+//!   the worker's state and other secrets, and writes to [`DRIVER_WRITABLE`], [`OWN_THREADS`] and
+//!   compiled kernels. Landlock also keeps the process from reading other processes and from sending
+//!   signals to them.
 //!
 //! A kernel may lack Landlock or filters of system calls. The rest still applies, and the
 //! worker's log names at the start what is missing. A kernel with an older Landlock enforces the
@@ -70,6 +71,10 @@ const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urand
 /// What drivers may write to: devices, and scratch space.
 const DRIVER_WRITABLE: [&str; 3] = ["/dev", "/tmp", "/var/tmp"];
 
+/// The directory in which NVIDIA's driver names its threads, and without which it does not work. All of
+/// it is the process's own.
+const OWN_THREADS: &str = "/proc/self/task";
+
 /// A process may open this part of the files that the worker may open.
 const FILES_DIVISOR: u64 = 4;
 
@@ -78,6 +83,9 @@ const MIN_FILES: u64 = 256;
 
 /// Most files that a process may open.
 const MAX_FILES: u64 = 16 << 10;
+
+/// What a kernel without filters of system calls lacks.
+const NO_FILTERS: &str = "a filter of system calls";
 
 /// What a process needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -117,7 +125,7 @@ pub(super) fn restrict_calls() -> Result<Lacking, String> {
     set_no_new_privs(true).map_err(|e| format!("cannot give up new privileges: {e}"))?;
     let has_filters = syscalls::restrict();
     let has_filters = has_filters.map_err(|e| format!("cannot restrict system calls: {e}"))?;
-    Ok((!has_filters).then_some("a filter of system calls"))
+    Ok((!has_filters).then_some(NO_FILTERS))
 }
 
 /// Limits the number of open files to a part of the worker's. The kernel counts descriptors that
@@ -133,15 +141,22 @@ fn limit_files() -> rustix::io::Result<()> {
     setrlimit(Resource::Nofile, limit)
 }
 
-/// Restricts files, TCP ports, and access to other processes, for the calling thread and all
-/// threads that it starts later. Returns what the kernel does not support.
+/// Restricts files, TCP ports, access to other processes, and, if the process needs no driver, the system
+/// calls that only drivers need, for the calling thread and all threads that it starts later. Returns
+/// what the kernel does not support.
 ///
 /// # Errors
 ///
 /// When the kernel supports a protection and refuses it.
-pub(super) fn restrict_files(needs: &Needs) -> Result<Lacking, String> {
+pub(super) fn restrict_to(needs: &Needs) -> Result<Lacking, String> {
+    let mut has_filters = true;
+    if !needs.has_drivers {
+        let restricted = syscalls::restrict_to_sessions();
+        has_filters = restricted.map_err(|e| format!("cannot restrict system calls: {e}"))?;
+    }
     let status = enforce(needs).map_err(|e| format!("cannot restrict files: {e}"))?;
     Ok(match status {
+        RulesetStatus::FullyEnforced if !has_filters => Some(NO_FILTERS),
         RulesetStatus::FullyEnforced => None,
         RulesetStatus::PartiallyEnforced => Some("a part of Landlock"),
         RulesetStatus::NotEnforced => Some("Landlock"),
@@ -159,6 +174,10 @@ fn enforce(needs: &Needs) -> Result<RulesetStatus, landlock::RulesetError> {
         false => READABLE.iter().map(PathBuf::from).collect(),
     };
     let writable = writable(needs);
+    let own_threads = needs.has_drivers.then_some(OWN_THREADS);
+    // The kernel forgets the rule for this directory with the directory's entry in its cache, unless
+    // somebody has it open.
+    std::mem::forget(own_threads.map(fs::File::open));
     let status = Ruleset::default()
         .handle_access(write)?
         // No rule allows a port to listen on.
@@ -167,6 +186,10 @@ fn enforce(needs: &Needs) -> Result<RulesetStatus, landlock::RulesetError> {
         .create()?
         .add_rules(path_beneath_rules(readable, read))?
         .add_rules(path_beneath_rules(writable, write))?
+        .add_rules(path_beneath_rules(
+            own_threads,
+            AccessFs::WriteFile | AccessFs::Truncate,
+        ))?
         .restrict_self()?;
     Ok(status.ruleset)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::runtime::Handle;
 
-use super::confinement::{Lacking, Needs, restrict_files};
+use super::confinement::{Lacking, Needs, restrict_to};
 use crate::{
     custom::CustomOps,
     device_slot,
@@ -46,7 +46,7 @@ pub(super) async fn describe_devices(
 /// Returns the protections that this host's kernel lacks, or refuses. A thread finds out that
 /// restricts its own files.
 fn lacking_protections(calls: Result<Lacking, String>) -> Vec<String> {
-    let trying = std::thread::spawn(|| restrict_files(&Needs::default()));
+    let trying = std::thread::spawn(|| restrict_to(&Needs::default()));
     let files = trying.join().unwrap_or(Ok(None));
     let lacking = |result: Result<Lacking, String>| match result {
         Ok(lacking) => lacking.map(str::to_owned),

@@ -3,29 +3,45 @@
 //! A list of what is allowed, not of what is forbidden, as kernels gain calls. The others
 //! fail with `ENOSYS`, as on a kernel that does not have them, so that libraries fall back to
 //! older calls.
+//!
+//! NVIDIA's driver does not work without a local socket that listens for other processes with its
+//! devices. So a process that may yet load a driver may make such a socket, and have it listen;
+//! but it cannot accept a connection.
 
 use std::io;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use self::filter::program;
+use seccompiler::BpfProgram;
 
-/// Restricts the system calls of this thread, and of those that it starts. Returns false if
-/// the kernel, or this build's processor, has no filters.
+/// Restricts the system calls of this thread, and of those that it starts, to those that sessions
+/// and drivers need. Returns false if the kernel, or this build's processor, has no filters.
 pub(super) fn restrict() -> io::Result<bool> {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    {
-        match seccompiler::apply_filter(&program().map_err(io::Error::other)?) {
-            Ok(()) => Ok(true),
-            Err(seccompiler::Error::Prctl(e) | seccompiler::Error::Seccomp(e))
-                if is_unsupported(&e) =>
-            {
-                Ok(false)
-            }
-            Err(e) => Err(io::Error::other(e)),
-        }
-    }
+    return apply(&filter::program().map_err(io::Error::other)?);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     Ok(false)
+}
+
+/// Takes the calls, too, that only drivers need. Returns false as [`restrict`] does.
+pub(super) fn restrict_to_sessions() -> io::Result<bool> {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    return apply(&filter::without_driver().map_err(io::Error::other)?);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    Ok(false)
+}
+
+/// Applies a filter in addition to those of this thread. Returns false if the kernel has none.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn apply(filter: &BpfProgram) -> io::Result<bool> {
+    match seccompiler::apply_filter(filter) {
+        Ok(()) => Ok(true),
+        Err(seccompiler::Error::Prctl(e) | seccompiler::Error::Seccomp(e))
+            if is_unsupported(&e) =>
+        {
+            Ok(false)
+        }
+        Err(e) => Err(io::Error::other(e)),
+    }
 }
 
 /// Returns whether the kernel was built without filters: `EINVAL` or `ENOSYS`.
@@ -188,13 +204,14 @@ mod filter {
     ];
 
     /// Connections that were passed on, or that the process dials to other workers. `bind`
-    /// is for a UDP socket's own port; Landlock refuses TCP ports, and there is no `listen`.
+    /// is for a UDP socket's own port; Landlock refuses TCP ports, and there is no `accept`.
     const NETWORK: &[i64] = &[
         libc::SYS_bind,
         libc::SYS_connect,
         libc::SYS_getpeername,
         libc::SYS_getsockname,
         libc::SYS_getsockopt,
+        libc::SYS_listen,
         libc::SYS_recvfrom,
         libc::SYS_recvmmsg,
         libc::SYS_recvmsg,
@@ -252,13 +269,27 @@ mod filter {
         filter.try_into()
     }
 
+    /// Returns the filter that takes what only a driver needs.
+    pub(super) fn without_driver() -> Result<BpfProgram, BackendError> {
+        let local = SeccompRule::new(vec![equals(0, libc::AF_UNIX as u64)?])?;
+        let calls = [
+            (libc::SYS_listen, Vec::new()),
+            (libc::SYS_socket, vec![local]),
+        ];
+        let filter = SeccompFilter::new(
+            calls.into_iter().collect(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::ENOSYS as u32),
+            std::env::consts::ARCH.try_into()?,
+        )?;
+        filter.try_into()
+    }
+
     /// Returns the calls that are allowed only with certain arguments. An entry of `calls` has the
     /// call, the index of the argument, and its allowed values.
     fn limited() -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
         let own = u64::from(std::process::id());
-        let families = [libc::AF_INET as u64, libc::AF_INET6 as u64];
-        let calls: [(i64, u8, &[u64]); 5] = [
-            (libc::SYS_socket, 0, &families),
+        let calls: [(i64, u8, &[u64]); 4] = [
             // Another process of this user must not be stopped or slowed down.
             (libc::SYS_kill, 0, &[own]),
             (libc::SYS_tgkill, 0, &[own]),
@@ -272,7 +303,12 @@ mod filter {
                 .map(|&value| SeccompRule::new(vec![equals(argument, value)?]));
             rules.push((call, alternatives.collect::<Result<_, _>>()?));
         }
+        rules.push((libc::SYS_socket, sockets()?));
         rules.extend(excluding()?);
+        // Another filter, which can only restrict the process further.
+        const SECCOMP_SET_MODE_FILTER: u64 = 1;
+        let further = vec![equals(0, SECCOMP_SET_MODE_FILTER)?, equals(1, 0)?];
+        rules.push((libc::SYS_seccomp, vec![SeccompRule::new(further)?]));
         // The priority of this process or a thread, not of all of the user's.
         let own_priority = vec![equals(0, libc::PRIO_PROCESS as u64)?, equals(1, 0)?];
         rules.push((libc::SYS_setpriority, vec![SeccompRule::new(own_priority)?]));
@@ -283,6 +319,21 @@ mod filter {
         let condition = SeccompCondition::new(0, SeccompCmpArgLen::Qword, has_flag, thread)?;
         rules.push((libc::SYS_clone, vec![SeccompRule::new(vec![condition])?]));
         Ok(rules)
+    }
+
+    /// Returns the sockets that may be made: of the internet, and the local kind that NVIDIA's driver
+    /// needs, which services for everyone, as that of a container runtime, do not have.
+    fn sockets() -> Result<Vec<SeccompRule>, BackendError> {
+        // The rest of the argument is flags.
+        const KIND: u64 = 0xf;
+        let is_packets = SeccompCmpOp::MaskedEq(KIND);
+        let packets = libc::SOCK_SEQPACKET as u64;
+        let packets = SeccompCondition::new(1, SeccompCmpArgLen::Dword, is_packets, packets)?;
+        Ok(vec![
+            SeccompRule::new(vec![equals(0, libc::AF_INET as u64)?])?,
+            SeccompRule::new(vec![equals(0, libc::AF_INET6 as u64)?])?,
+            SeccompRule::new(vec![equals(0, libc::AF_UNIX as u64)?, packets])?,
+        ])
     }
 
     fn equals(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {

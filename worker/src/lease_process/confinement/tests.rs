@@ -1,4 +1,9 @@
-use std::{io::ErrorKind, net::TcpListener, process::Command};
+use std::{io::ErrorKind, net::TcpListener, os::fd::OwnedFd, process::Command};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketType, accept, listen},
+};
 
 use super::*;
 
@@ -37,7 +42,7 @@ fn confined<T: Send + 'static>(
     check: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let thread = std::thread::spawn(move || {
-        let missing = [restrict_calls().unwrap(), restrict_files(&needs).unwrap()];
+        let missing = [restrict_calls().unwrap(), restrict_to(&needs).unwrap()];
         let missing: Vec<_> = missing.into_iter().flatten().collect();
         missing.is_empty().then(check).ok_or(missing)
     });
@@ -57,6 +62,11 @@ fn confined_thread_starts_no_program_and_listens_nowhere() {
         Command::new("/bin/true").status().unwrap_err();
         TcpListener::bind("127.0.0.1:0").unwrap_err();
         std::os::unix::net::UnixListener::bind("/tmp/tensord-test").unwrap_err();
+        assert_eq!(packet_socket().err(), Some(Errno::NOSYS));
+        let unbound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        assert_eq!(listen(&unbound, 1), Err(Errno::NOSYS));
+        let name = format!("/proc/self/task/{}/comm", rustix::thread::gettid());
+        assert!(fs::write(name, "name").is_err());
         let signalled = rustix::process::test_kill_process(rustix::process::getppid().unwrap());
         signalled.unwrap_err();
         // What a session needs still works.
@@ -66,10 +76,45 @@ fn confined_thread_starts_no_program_and_listens_nowhere() {
     });
 }
 
+/// Makes a local socket of the kind that NVIDIA's driver uses.
+fn packet_socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)
+}
+
+/// What NVIDIA's driver needs, as seen with its version 580.
+#[test]
+fn thread_with_driver_has_a_local_socket_and_named_threads() {
+    let needs = Needs {
+        has_drivers: true,
+        ..Needs::default()
+    };
+    confined(needs, || {
+        let socket = packet_socket().unwrap();
+        let name = format!("tensord-test-{}", std::process::id());
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &name).unwrap();
+        listen(&socket, 1).unwrap();
+        assert_eq!(accept(&socket).err(), Some(Errno::NOSYS));
+        std::os::unix::net::UnixListener::bind("/tmp/tensord-test").unwrap_err();
+        TcpListener::bind("127.0.0.1:0").unwrap_err();
+        Command::new("/bin/true").status().unwrap_err();
+        // Also a thread that begins later.
+        std::thread::spawn(|| {
+            let name = format!("/proc/self/task/{}/comm", rustix::thread::gettid());
+            fs::write(&name, "named").unwrap();
+            assert_eq!(fs::read_to_string(&name).unwrap(), "named\n");
+        })
+        .join()
+        .unwrap();
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+        let other = fs::write(format!("/proc/{parent}/task/{parent}/comm"), "x");
+        assert_eq!(other.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    });
+}
+
 #[test]
 fn confined_thread_affects_no_other_process() {
     use rustix::{
-        io::Errno,
         net::sockopt::{set_socket_broadcast, set_socket_reuseport},
         process::{
             Resource, getrlimit, getuid, set_parent_process_death_signal, setpriority_process,
