@@ -104,10 +104,12 @@ fn run(custom_ops: &CustomOps, started: impl FnOnce()) -> Result<(), ProcessErro
     };
     let channel = channel.detach()?;
     drop(waiting);
+    let has_filters = calls == Ok(None);
     let files = match &first {
-        (Task::Start(start), Some(_)) => restrict_to(&needs(start)),
+        (Task::Start(start), Some(_)) => restrict_to(&needs(start), has_filters),
         (Task::Probe(probe), None) => {
-            restrict_to(&needs_of(std::slice::from_ref(probe), None, Vec::new()))
+            let needs = needs_of(std::slice::from_ref(probe), None, Vec::new());
+            restrict_to(&needs, has_filters)
         }
         // Drivers look for devices in all places.
         (Task::Describe(_), None) => Ok(None),

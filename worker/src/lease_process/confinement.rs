@@ -71,8 +71,9 @@ const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urand
 /// What drivers may write to: devices, and scratch space.
 const DRIVER_WRITABLE: [&str; 3] = ["/dev", "/tmp", "/var/tmp"];
 
-/// The directory in which NVIDIA's driver names its threads, and without which it does not work. All of
-/// it is the process's own.
+/// The directory in which NVIDIA's driver names its threads, and without which it does not work. Landlock
+/// cannot allow the names alone: the process may also change its other settings there, such as how soon
+/// the kernel kills it for memory.
 const OWN_THREADS: &str = "/proc/self/task";
 
 /// A process may open this part of the files that the worker may open.
@@ -83,9 +84,6 @@ const MIN_FILES: u64 = 256;
 
 /// Most files that a process may open.
 const MAX_FILES: u64 = 16 << 10;
-
-/// What a kernel without filters of system calls lacks.
-const NO_FILTERS: &str = "a filter of system calls";
 
 /// What a process needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,7 +123,7 @@ pub(super) fn restrict_calls() -> Result<Lacking, String> {
     set_no_new_privs(true).map_err(|e| format!("cannot give up new privileges: {e}"))?;
     let has_filters = syscalls::restrict();
     let has_filters = has_filters.map_err(|e| format!("cannot restrict system calls: {e}"))?;
-    Ok((!has_filters).then_some(NO_FILTERS))
+    Ok((!has_filters).then_some("a filter of system calls"))
 }
 
 /// Limits the number of open files to a part of the worker's. The kernel counts descriptors that
@@ -143,20 +141,22 @@ fn limit_files() -> rustix::io::Result<()> {
 
 /// Restricts files, TCP ports, access to other processes, and, if the process needs no driver, the system
 /// calls that only drivers need, for the calling thread and all threads that it starts later. Returns
-/// what the kernel does not support.
+/// what the kernel does not support. `has_filters` is whether [`restrict_calls`] has found filters of
+/// system calls.
 ///
 /// # Errors
 ///
 /// When the kernel supports a protection and refuses it.
-pub(super) fn restrict_to(needs: &Needs) -> Result<Lacking, String> {
-    let mut has_filters = true;
-    if !needs.has_drivers {
+pub(super) fn restrict_to(needs: &Needs, has_filters: bool) -> Result<Lacking, String> {
+    if has_filters && !needs.has_drivers {
         let restricted = syscalls::restrict_to_sessions();
-        has_filters = restricted.map_err(|e| format!("cannot restrict system calls: {e}"))?;
+        let restricted = restricted.map_err(|e| format!("cannot restrict system calls: {e}"))?;
+        if !restricted {
+            return Err("the kernel refuses a second filter of system calls".into());
+        }
     }
     let status = enforce(needs).map_err(|e| format!("cannot restrict files: {e}"))?;
     Ok(match status {
-        RulesetStatus::FullyEnforced if !has_filters => Some(NO_FILTERS),
         RulesetStatus::FullyEnforced => None,
         RulesetStatus::PartiallyEnforced => Some("a part of Landlock"),
         RulesetStatus::NotEnforced => Some("Landlock"),
@@ -166,9 +166,12 @@ pub(super) fn restrict_to(needs: &Needs) -> Result<Lacking, String> {
 /// Enforces the rules of Landlock, as far as the kernel knows them.
 fn enforce(needs: &Needs) -> Result<RulesetStatus, landlock::RulesetError> {
     let read = AccessFs::from_read(LANDLOCK);
-    // All rights: a path that may be written may be read, too, and files below it may be made,
-    // removed and truncated.
-    let write = AccessFs::from_all(LANDLOCK);
+    let all = AccessFs::from_all(LANDLOCK);
+    // A path that may be written may be read, too, and files below it may be made, removed and
+    // truncated. But no sockets, with which this process could pose as a service, and no devices.
+    let special =
+        AccessFs::MakeSock | AccessFs::MakeFifo | AccessFs::MakeChar | AccessFs::MakeBlock;
+    let write = all & !special;
     let readable = match needs.has_drivers {
         true => all_but(Path::new("/"), &needs.hidden),
         false => READABLE.iter().map(PathBuf::from).collect(),
@@ -179,7 +182,7 @@ fn enforce(needs: &Needs) -> Result<RulesetStatus, landlock::RulesetError> {
     // somebody has it open.
     std::mem::forget(own_threads.map(fs::File::open));
     let status = Ruleset::default()
-        .handle_access(write)?
+        .handle_access(all)?
         // No rule allows a port to listen on.
         .handle_access(AccessNet::BindTcp)?
         .scope(Scope::from_all(LANDLOCK))?

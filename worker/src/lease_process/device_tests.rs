@@ -46,7 +46,8 @@ pub(super) async fn describe_devices(
 /// Returns the protections that this host's kernel lacks, or refuses. A thread finds out that
 /// restricts its own files.
 fn lacking_protections(calls: Result<Lacking, String>) -> Vec<String> {
-    let trying = std::thread::spawn(|| restrict_to(&Needs::default()));
+    let has_filters = calls == Ok(None);
+    let trying = std::thread::spawn(move || restrict_to(&Needs::default(), has_filters));
     let files = trying.join().unwrap_or(Ok(None));
     let lacking = |result: Result<Lacking, String>| match result {
         Ok(lacking) => lacking.map(str::to_owned),

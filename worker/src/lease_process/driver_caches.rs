@@ -44,7 +44,9 @@ pub(super) fn place(kernels: &Path) {
 fn can_make_temporary() -> bool {
     let directory = env::temp_dir().join(format!("tensord-lease-{}", process::id()));
     let made = fs::create_dir(&directory).is_ok();
-    // An error leaves an empty directory.
-    let _ = fs::remove_dir(directory);
+    if made {
+        // An error leaves an empty directory.
+        let _ = fs::remove_dir(directory);
+    }
     made
 }

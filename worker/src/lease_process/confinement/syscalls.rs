@@ -22,7 +22,7 @@ pub(super) fn restrict() -> io::Result<bool> {
     Ok(false)
 }
 
-/// Takes the calls, too, that only drivers need. Returns false as [`restrict`] does.
+/// Also forbids the calls that only drivers need. Returns false as [`restrict`] does.
 pub(super) fn restrict_to_sessions() -> io::Result<bool> {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return apply(&filter::without_driver().map_err(io::Error::other)?);
@@ -204,7 +204,7 @@ mod filter {
     ];
 
     /// Connections that were passed on, or that the process dials to other workers. `bind`
-    /// is for a UDP socket's own port; Landlock refuses TCP ports, and there is no `accept`.
+    /// is for a UDP socket's own port; Landlock refuses it for TCP, and there is no `accept`.
     const NETWORK: &[i64] = &[
         libc::SYS_bind,
         libc::SYS_connect,
@@ -269,7 +269,7 @@ mod filter {
         filter.try_into()
     }
 
-    /// Returns the filter that takes what only a driver needs.
+    /// Returns the filter that forbids what only a driver needs.
     pub(super) fn without_driver() -> Result<BpfProgram, BackendError> {
         let local = SeccompRule::new(vec![equals(0, libc::AF_UNIX as u64)?])?;
         let calls = [
@@ -321,19 +321,25 @@ mod filter {
         Ok(rules)
     }
 
-    /// Returns the sockets that may be made: of the internet, and the local kind that NVIDIA's driver
-    /// needs, which services for everyone, as that of a container runtime, do not have.
+    /// Returns the sockets that may be made: of TCP and UDP, and the local kind that NVIDIA's driver needs,
+    /// which the sockets of Docker, D-Bus and the like are not. Landlock does not restrict the ports of
+    /// other protocols, such as MPTCP.
     fn sockets() -> Result<Vec<SeccompRule>, BackendError> {
         // The rest of the argument is flags.
         const KIND: u64 = 0xf;
         let is_packets = SeccompCmpOp::MaskedEq(KIND);
         let packets = libc::SOCK_SEQPACKET as u64;
         let packets = SeccompCondition::new(1, SeccompCmpArgLen::Dword, is_packets, packets)?;
-        Ok(vec![
-            SeccompRule::new(vec![equals(0, libc::AF_INET as u64)?])?,
-            SeccompRule::new(vec![equals(0, libc::AF_INET6 as u64)?])?,
-            SeccompRule::new(vec![equals(0, libc::AF_UNIX as u64)?, packets])?,
-        ])
+        let local = vec![equals(0, libc::AF_UNIX as u64)?, packets];
+        let mut sockets = vec![SeccompRule::new(local)?];
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            // 0 is the usual protocol of the kind.
+            for protocol in [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP] {
+                let socket = vec![equals(0, family as u64)?, equals(2, protocol as u64)?];
+                sockets.push(SeccompRule::new(socket)?);
+            }
+        }
+        Ok(sockets)
     }
 
     fn equals(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {

@@ -1,4 +1,4 @@
-use std::{io::ErrorKind, net::TcpListener, os::fd::OwnedFd, process::Command};
+use std::{io::ErrorKind, net::SocketAddr, os::fd::OwnedFd, process::Command};
 
 use rustix::{
     io::Errno,
@@ -42,7 +42,8 @@ fn confined<T: Send + 'static>(
     check: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let thread = std::thread::spawn(move || {
-        let missing = [restrict_calls().unwrap(), restrict_to(&needs).unwrap()];
+        let calls = restrict_calls().unwrap();
+        let missing = [calls, restrict_to(&needs, calls.is_none()).unwrap()];
         let missing: Vec<_> = missing.into_iter().flatten().collect();
         missing.is_empty().then(check).ok_or(missing)
     });
@@ -60,8 +61,7 @@ fn confined_thread_starts_no_program_and_listens_nowhere() {
     confined(Needs::default(), || {
         // `true` is a program that could be started otherwise.
         Command::new("/bin/true").status().unwrap_err();
-        TcpListener::bind("127.0.0.1:0").unwrap_err();
-        std::os::unix::net::UnixListener::bind("/tmp/tensord-test").unwrap_err();
+        refuses_tcp_ports();
         assert_eq!(packet_socket().err(), Some(Errno::NOSYS));
         let unbound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         assert_eq!(listen(&unbound, 1), Err(Errno::NOSYS));
@@ -81,6 +81,18 @@ fn packet_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)
 }
 
+/// Checks that this thread cannot choose a port for connections.
+fn refuses_tcp_ports() {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let socket = rustix::net::socket(family, kind, None).unwrap();
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    assert_eq!(rustix::net::bind(&socket, &address), Err(Errno::ACCESS));
+    let multipath = rustix::net::socket(family, kind, Some(rustix::net::ipproto::MPTCP));
+    assert_eq!(multipath.err(), Some(Errno::NOSYS));
+    let local = rustix::net::socket(AddressFamily::UNIX, kind, None);
+    assert_eq!(local.err(), Some(Errno::NOSYS));
+}
+
 /// What NVIDIA's driver needs, as seen with its version 580.
 #[test]
 fn thread_with_driver_has_a_local_socket_and_named_threads() {
@@ -95,8 +107,13 @@ fn thread_with_driver_has_a_local_socket_and_named_threads() {
         rustix::net::bind(&socket, &name).unwrap();
         listen(&socket, 1).unwrap();
         assert_eq!(accept(&socket).err(), Some(Errno::NOSYS));
-        std::os::unix::net::UnixListener::bind("/tmp/tensord-test").unwrap_err();
-        TcpListener::bind("127.0.0.1:0").unwrap_err();
+        // A socket at a path would be in the way of a service.
+        let directory = std::env::temp_dir();
+        let path = directory.join(format!("tensord-test-{}", std::process::id()));
+        let path = SocketAddrUnix::new(path).unwrap();
+        let at_path = rustix::net::bind(packet_socket().unwrap(), &path);
+        assert_eq!(at_path, Err(Errno::ACCESS));
+        refuses_tcp_ports();
         Command::new("/bin/true").status().unwrap_err();
         // Also a thread that begins later.
         std::thread::spawn(|| {
