@@ -200,15 +200,6 @@ impl Process {
         }
     }
 
-    /// Returns whether the process has not exited.
-    ///
-    /// # Panics
-    ///
-    /// If the system does not tell.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("it is our child").is_none()
-    }
-
     /// Kills the process with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
         // The process may have exited already.

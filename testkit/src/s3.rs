@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{cluster::Process, host};
+use crate::{cluster::Process, host, resource_usage::is_running};
 
 /// The variable that names the directory with the server's Python modules: what
 /// `pip install --target DIR -r .ci/s3-server.txt` has left there.
@@ -45,7 +45,7 @@ impl S3Server {
         command
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", "0"])
             .env("PYTHONPATH", modules);
-        let mut process = Process::spawn(command, log);
+        let process = Process::spawn(command, log);
         let until = Instant::now() + START_DEADLINE;
         let address = loop {
             let log = process.log();
@@ -58,7 +58,7 @@ impl S3Server {
                 break address;
             }
             let is_late = Instant::now() > until;
-            if is_late || !process.is_running() {
+            if is_late || !is_running(process.id()) {
                 panic!("the S3 server does not start: {log}");
             }
             sleep(Duration::from_millis(50));

@@ -3,36 +3,46 @@
 use std::{fs, thread::sleep};
 
 use burn::tensor::{Distribution, Tensor};
-use tensord_client::{LeaseRequest, data};
+use tensord_client::{Lease, LeaseRequest, data};
 use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, s3::S3Server, training::losses,
 };
 
 use crate::snapshot_store::{EXIT_DEADLINE, MARK_INTERVAL, STEPS, undisturbed, wait_for_store};
 
-/// A pool whose workers have a store in a bucket.
+/// A pool whose workers have a store in a bucket, and a lease of a device.
 struct BucketPool {
     server: S3Server,
     cluster: Cluster,
+    lease: Lease,
+    administrator: Administrator,
 }
 
 impl BucketPool {
     /// Starts a pool with a worker, if this host has an S3 server.
     fn start() -> Option<Self> {
-        let cluster = Cluster::start(&[]);
+        let mut cluster = Cluster::start(&[]);
         let server = S3Server::start(cluster.path("s3.log"))?;
-        let mut pool = Self { server, cluster };
-        pool.add_worker();
-        pool.cluster.wait_for_workers(1);
-        Some(pool)
+        add_worker(&mut cluster, &server);
+        cluster.wait_for_workers(1);
+        let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+        let administrator = Administrator::of(&cluster);
+        Some(Self {
+            server,
+            cluster,
+            lease,
+            administrator,
+        })
     }
 
     fn add_worker(&mut self) {
-        let url = self.server.url("pools/one");
-        let arguments = ["--snapshots", &url];
-        let variables = self.server.variables();
-        self.cluster.add_worker_in("flex", &arguments, &variables);
+        add_worker(&mut self.cluster, &self.server);
     }
+}
+
+fn add_worker(cluster: &mut Cluster, server: &S3Server) {
+    let url = server.url("pools/one");
+    cluster.add_worker_in("flex", &["--snapshots", &url], &server.variables());
 }
 
 #[test]
@@ -41,12 +51,10 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
         return;
     };
     let undisturbed = undisturbed();
-    let request = LeaseRequest::devices(1);
-    let lease = pool.cluster.pool().lease(request).unwrap();
-    let administrator = Administrator::of(&pool.cluster);
-    let ours = losses::<Mlp>(&lease.devices()[0], STEPS, |step| {
+    let device = pool.lease.devices()[0].clone();
+    let ours = losses::<Mlp>(&device, STEPS, |step| {
         if step == 5 || step == 12 {
-            wait_for_store(&administrator);
+            wait_for_store(&pool.administrator);
             let last = pool.cluster.workers.len() - 1;
             pool.cluster.workers[last].kill();
             if step == 12 {
@@ -56,7 +64,7 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
         }
     });
     assert_eq!(ours, Ok(undisturbed), "{}", pool.cluster.logs());
-    assert_eq!(lease.ended(), None);
+    assert_eq!(pool.lease.ended(), None);
     // The credentials stay in the worker.
     let worker = pool.cluster.workers.last().unwrap();
     let variables = environment(worker.id());
@@ -64,9 +72,10 @@ fn training_outlives_the_only_worker_and_the_scheduler() {
     let variables = environment(worker.process_of_lease());
     assert!(variables.contains("NO_PROXY="), "{variables}");
     assert!(!variables.contains("AWS_"), "{variables}");
-    drop(lease);
+    drop(pool.lease);
     // The id of the store stays.
-    administrator.wait("the snapshots to be deleted", || pool.server.objects() == 1);
+    pool.administrator
+        .wait("the snapshots to be deleted", || pool.server.objects() == 1);
 }
 
 /// Returns the environment variables of a process.
@@ -80,11 +89,9 @@ fn large_state_is_stored_in_parts() {
     let Some(mut pool) = BucketPool::start() else {
         return;
     };
-    let request = LeaseRequest::devices(1);
-    let lease = pool.cluster.pool().lease(request).unwrap();
-    let administrator = Administrator::of(&pool.cluster);
     // 40 MiB: two whole parts and a smaller one.
-    let tensor = Tensor::<2>::random([1024, 10_240], Distribution::Default, &lease.devices()[0]);
+    let device = &pool.lease.devices()[0];
+    let tensor = Tensor::<2>::random([1024, 10_240], Distribution::Default, device);
     let before = data::into_data(tensor.clone()).unwrap();
     pool.cluster.wait("a snapshot with the tensor", || {
         // The next mark is placed with an op.
@@ -95,13 +102,13 @@ fn large_state_is_stored_in_parts() {
             .into_scalar::<f32>();
         pool.server.objects_in_parts(3) > 0
     });
-    wait_for_store(&administrator);
+    wait_for_store(&pool.administrator);
     pool.cluster.workers[0].kill();
     pool.add_worker();
     let after = data::into_data(tensor).unwrap();
     assert!(after == before, "{}", pool.cluster.logs());
-    drop(lease);
-    administrator.wait("the snapshots to be deleted", || {
+    drop(pool.lease);
+    pool.administrator.wait("the snapshots to be deleted", || {
         (pool.server.objects(), pool.server.incomplete_uploads()) == (1, 0)
     });
 }
@@ -112,12 +119,10 @@ fn training_goes_on_without_its_bucket() {
         return;
     };
     let undisturbed = undisturbed();
-    let request = LeaseRequest::devices(1);
-    let lease = pool.cluster.pool().lease(request).unwrap();
-    let administrator = Administrator::of(&pool.cluster);
-    let ours = losses::<Mlp>(&lease.devices()[0], STEPS, |step| match step {
+    let device = pool.lease.devices()[0].clone();
+    let ours = losses::<Mlp>(&device, STEPS, |step| match step {
         5 => {
-            wait_for_store(&administrator);
+            wait_for_store(&pool.administrator);
             pool.server.kill();
             // The next op is after the interval of marks.
             sleep(MARK_INTERVAL);
@@ -129,7 +134,7 @@ fn training_goes_on_without_its_bucket() {
         _ => {}
     });
     assert_eq!(ours, Ok(undisturbed), "{}", pool.cluster.logs());
-    assert_eq!(lease.ended(), None);
+    assert_eq!(pool.lease.ended(), None);
     // A worker that cannot open the store does not start, and says why.
     pool.add_worker();
     let code = pool.cluster.workers[1].exit_code(EXIT_DEADLINE);
