@@ -118,6 +118,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     );
     let mut json = Vec::new();
     for &state_mib in context.full_or_quick(&STATES_MIB[..], &STATES_MIB[..1]) {
+        let take = |turn: &DurabilityTurn| context.turn::<TurnFigures>(Bench::Durability, turn);
         let train = |pool: &LocalPool, is_durable| {
             wait_until_idle(&[pool.process_id()]);
             let url = url_of(pool);
@@ -126,7 +127,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 state_mib,
                 is_durable,
             };
-            context.turn::<TurnFigures>(Bench::Durability, &turn)
+            take(&turn)
         };
         let kill = || {
             let turn = DurabilityTurn::Kill {
@@ -134,7 +135,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 state_mib,
                 pool_process: pool.process_id(),
             };
-            context.turn::<TurnFigures>(Bench::Durability, &turn)
+            take(&turn)
         };
         let end_worker = |is_killed| {
             // Each time another pool, as a worker is gone afterwards.
@@ -145,7 +146,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 workers: cluster.workers.iter().map(Process::id).collect(),
                 is_killed,
             };
-            context.turn::<TurnFigures>(Bench::Durability, &turn)
+            take(&turn)
         };
         let samples = RefCell::new(BTreeMap::<String, Vec<f64>>::new());
         let keep_more = |run: usize, figures: TurnFigures| {
@@ -193,11 +194,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         }
         let mut figures: Map<_, _> = found.to_json();
         figures.insert("state_mib".into(), json!(state_mib));
-        let samples = samples.into_inner();
-        for (key, label) in MORE_FIGURES {
-            let Some(summary) = samples.get(key).and_then(|samples| Summary::of(samples)) else {
-                continue;
-            };
+        for (key, label, summary) in more_figures(&samples.into_inner()) {
             rows.add_row([
                 format!("{state_mib} MiB"),
                 label.into(),
@@ -216,6 +213,16 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     Ok(Report {
         json: json.into(),
         table: rows.to_string(),
+    })
+}
+
+/// Returns those of [`MORE_FIGURES`] of which there are samples: key, label and summary of each.
+fn more_figures(
+    samples: &BTreeMap<String, Vec<f64>>,
+) -> impl Iterator<Item = (&'static str, &'static str, Summary)> {
+    MORE_FIGURES.into_iter().filter_map(|(key, label)| {
+        let summary = Summary::of(samples.get(key)?)?;
+        Some((key, label, summary))
     })
 }
 
@@ -259,11 +266,11 @@ pub(super) enum DurabilityTurn {
 ///
 /// If the pool fails.
 pub(super) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<Value> {
-    let figures = take(context, turn)?;
+    let figures = measure(context, turn)?;
     Ok(serde_json::to_value(figures)?)
 }
 
-fn take(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
+fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
     match turn {
         DurabilityTurn::Train {
             url,

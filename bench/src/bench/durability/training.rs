@@ -74,6 +74,7 @@ impl Training {
         self.trainer.steps(self.batches.by_ref().take(steps))?;
         Ok(())
     }
+
     /// Trains for a while, and measures the time of a step, and what marks do.
     pub(super) fn timed(&mut self, duration: Duration) -> Result<TurnFigures> {
         let commits_before = self.lease.durability_status().commits;
