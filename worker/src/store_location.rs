@@ -26,10 +26,10 @@ const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreLocation(Kind);
+pub struct StoreLocation(pub(crate) Kind);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Directory(PathBuf),
     Bucket(Url),
 }

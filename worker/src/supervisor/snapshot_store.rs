@@ -1,10 +1,11 @@
 //! A snapshot store: a directory, or a prefix in a bucket of object storage, in which workers keep the
 //! snapshots of their leases, in addition to memory.
 //!
-//! A store outlives its workers, and several hosts can share one. Its id, which the first worker that
-//! opens it generates, tells the scheduler which workers have the same store open. The path of a
-//! snapshot's object has the pool, the lease, the part of the lease (what the lease has on one worker),
-//! and a name that says what the snapshot is, so that there is no index that could be out of date.
+//! A store outlives its workers, and several hosts can share one. The first worker that opens a store
+//! generates its id, by which the scheduler knows the workers that have the same store open. The path of
+//! a snapshot's object has the pool, the lease, the part of the lease (what the lease has on one worker),
+//! and a name with the session, its mark and its epoch. So a store needs no index, which could be out of
+//! date.
 //!
 //! Snapshots are encrypted by the process of their lease. Whoever can write to the store can delete
 //! them, and cannot change them unnoticed.

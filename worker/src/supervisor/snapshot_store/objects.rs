@@ -15,7 +15,7 @@ use tensord_proto::ids::StoreId;
 use tokio::task::spawn_blocking;
 use url::Url;
 
-use crate::StoreLocation;
+use crate::{StoreLocation, store_location::Kind};
 
 /// The object that has the store's id, as 16 hex digits.
 pub(super) const ID_OBJECT: &str = "tensord-store-id";
@@ -23,12 +23,14 @@ pub(super) const ID_OBJECT: &str = "tensord-store-id";
 /// Opens the objects in a location. A missing directory is made, for this user alone; a missing bucket is
 /// an error.
 pub(super) async fn open(location: &StoreLocation) -> Result<Arc<dyn ObjectStore>, String> {
-    if let Some(url) = location.bucket() {
-        return open_bucket(url);
+    match &location.0 {
+        Kind::Bucket(url) => open_bucket(url),
+        Kind::Directory(directory) => {
+            let directory = directory.clone();
+            let opened = spawn_blocking(move || open_directory(&directory)).await;
+            opened.map_err(|e| e.to_string())?
+        }
     }
-    let directory = location.directory().unwrap_or(Path::new("")).to_owned();
-    let opened = spawn_blocking(move || open_directory(&directory)).await;
-    opened.map_err(|e| e.to_string())?
 }
 
 fn open_directory(directory: &Path) -> Result<Arc<dyn ObjectStore>, String> {
@@ -62,7 +64,7 @@ fn open_bucket(url: &Url) -> Result<Arc<dyn ObjectStore>, String> {
 
     // The HTTP client takes the process's TLS library. An error means that there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // Short enough that a store that cannot be opened says why. Whoever writes to it tries again anyway.
+    // Shorter than `OPEN_DEADLINE`, so that the error has the reason. `StoreLink` tries again by itself.
     let retry = RetryConfig {
         retry_timeout: Duration::from_secs(8),
         ..RetryConfig::default()
