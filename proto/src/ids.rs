@@ -51,6 +51,24 @@ id!(
     StoreId
 );
 
+/// What a lease has on one of its workers: the position of the worker among those of the lease, in the
+/// order of its ranks. It stays the same when the lease goes on at other workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartId {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The position, from 0.
+    pub index: u32,
+}
+
+impl PartId {
+    /// Returns the id that is before those of all parts of a lease, and the one after them.
+    pub fn range_of(lease: LeaseId) -> std::ops::RangeInclusive<Self> {
+        let part = |index| Self { lease, index };
+        part(0)..=part(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 
 use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, DeviceRef, Endpoint};
@@ -84,9 +84,9 @@ pub enum Command {
     /// Have a worker send the snapshots of a lease's sessions to another worker, and have that
     /// one keep them. Issued again when one of the two has joined again.
     KeepSnapshots {
-        /// The lease.
-        lease: LeaseId,
-        /// The worker that runs the lease.
+        /// The part of the lease.
+        part: PartId,
+        /// The worker that runs it.
         source: Peer,
         /// The worker that keeps the snapshots.
         keeper: Peer,
@@ -106,8 +106,8 @@ pub enum Command {
         keeper: WorkerId,
         /// The lease.
         lease: LeaseId,
-        /// The worker whose sessions' snapshots to drop; `None` for all.
-        source: Option<Peer>,
+        /// The part of the lease whose snapshots to drop; `None` for all.
+        part: Option<u32>,
     },
     /// Have a worker delete what its snapshot store has of leases that have ended.
     DropStored {

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec, Durability};
 use crate::time::Timestamp;
@@ -121,9 +121,9 @@ pub enum WorkerEvent {
     Heartbeat,
     /// Where the snapshots are of the worker's leases.
     SnapshotsKept {
-        /// The leases whose keepers have the snapshots, each with its keeper. All others of the worker
-        /// have not.
-        at_keepers: Vec<(LeaseId, WorkerId)>,
+        /// The parts of leases whose keepers have the snapshots, each with its keeper. All others of the
+        /// worker have not.
+        at_keepers: Vec<(PartId, WorkerId)>,
         /// The leases whose snapshots the worker itself has, and whether it also has room to hold
         /// them for a suspended lease.
         here: BTreeMap<LeaseId, bool>,

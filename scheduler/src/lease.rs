@@ -97,6 +97,8 @@ pub(crate) enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,
+    /// The position of the part of the lease whose snapshots it keeps.
+    pub(crate) part: u32,
     /// What devices must be like for these sessions to go on there.
     pub(crate) requirement: Requirement,
     /// Whether it and the lease's worker know each other, by commands on their current streams.

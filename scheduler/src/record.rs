@@ -60,6 +60,8 @@ pub enum RecordedStanding {
 pub struct RecordedKeeper {
     /// The worker that runs the sessions.
     pub source: WorkerId,
+    /// The position of the part of the lease that they are.
+    pub part: u32,
     /// The worker that keeps their snapshots.
     pub keeper: WorkerId,
     /// What devices must be like for these sessions to go on there.
@@ -127,6 +129,7 @@ impl LeaseRecord {
         let devices = devices.map(|(&device_ref, &grant)| GrantedDevice { device_ref, grant });
         let keeper = |(&source, keeper): (&WorkerId, &Keeper)| RecordedKeeper {
             source,
+            part: keeper.part,
             keeper: keeper.worker,
             requirement: keeper.requirement.clone(),
             is_kept: keeper.is_kept,
@@ -155,6 +158,7 @@ impl LeaseRecord {
         let keeper = |it: RecordedKeeper| {
             let keeper = Keeper {
                 worker: it.keeper,
+                part: it.part,
                 requirement: it.requirement,
                 is_announced: false,
                 is_kept: it.is_kept,

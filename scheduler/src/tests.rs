@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, LeaseId, RequestId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId};
 
 use self::commands::*;
 use crate::{

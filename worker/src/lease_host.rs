@@ -3,13 +3,12 @@
 use std::pin::Pin;
 
 use tensord_proto::{
-    ids::{LeaseId, StoreId},
+    ids::{LeaseId, PartId, StoreId},
     v1::{
         DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
         LeaseGranted, OutOfService, SendSnapshots,
     },
 };
-use tensord_transport::tls::Fingerprint;
 
 /// Runs the leases of a worker: in this process ([`Registry`](crate::registry::Registry)), or
 /// each in a process of its own (`Supervisor`, on Linux).
@@ -39,9 +38,8 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Drops the snapshots that are kept of another worker's lease.
     fn drop_snapshots(&self, _lease: LeaseId) {}
 
-    /// Drops those of the snapshots that are kept of another worker's lease that the worker with this
-    /// certificate has sent.
-    fn drop_snapshots_of(&self, _lease: LeaseId, _source: Fingerprint) {}
+    /// Drops the snapshots that are kept of a part of another worker's lease.
+    fn drop_part(&self, _part: PartId) {}
 
     /// Holds the snapshots of a suspended lease, which may be running here still, until they are
     /// dropped or the lease is granted again.

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use prost::Message;
 use tensord_proto::{
-    ids::{LeaseId, WorkerId},
+    ids::{LeaseId, PartId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         Device, Error, ErrorCode, Heartbeat, Leaving, Left, Register, Registered, Released,
@@ -17,9 +17,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::{
-    Identity, PoolUrl, control, dial::DialError, identity::START_BYTES, tls::Fingerprint,
-};
+use tensord_transport::{Identity, PoolUrl, control, dial::DialError, identity::START_BYTES};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, interval_at, timeout},
@@ -249,9 +247,9 @@ impl Registration {
             worker_command::Body::KeepSnapshots(command) => self.host.keep_snapshots(&command),
             worker_command::Body::DropSnapshots(command) => {
                 let lease = LeaseId(command.lease_id);
-                match <[u8; 32]>::try_from(&command.source_certificate_sha256[..]) {
-                    Ok(source) => self.host.drop_snapshots_of(lease, Fingerprint(source)),
-                    Err(_) => self.host.drop_snapshots(lease),
+                match command.part {
+                    Some(index) => self.host.drop_part(PartId { lease, index }),
+                    None => self.host.drop_snapshots(lease),
                 }
             }
             worker_command::Body::HoldSnapshots(command) => {

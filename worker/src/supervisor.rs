@@ -60,7 +60,7 @@ use std::{
 
 use tensord_proto::{
     grant::number,
-    ids::{LeaseId, WorkerId},
+    ids::{LeaseId, PartId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{DeviceGrant, Error, ErrorCode, LeaseGranted},
 };
@@ -87,7 +87,7 @@ use self::{
     keeper_link::Keeper,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
-    lease_queues::{LeaseQueues, RunningLease},
+    lease_queues::{LeaseQueues, RunningLease, part_of},
     restarts::Restarts,
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
@@ -150,7 +150,7 @@ pub(crate) struct Supervisor {
     turns: Mutex<Turns>,
     spares: Spares,
     kept_uploads: Mutex<KeptUploads>,
-    snapshots: Mutex<Snapshots>,
+    snapshots: Mutex<Snapshots<LeaseId>>,
     /// The snapshots of leases that other workers run.
     kept_for_others: Mutex<KeptForOthers>,
     /// The leases that are to go on from snapshots on all their workers, as their process here has
@@ -189,7 +189,7 @@ enum Job {
     /// Delete what the snapshot store has of these leases.
     DropStored(Vec<LeaseId>),
     /// Hand the snapshots of a suspended lease over to another worker.
-    HandOver(LeaseId, u64, Box<Keeper>),
+    HandOver(PartId, u64, Box<Keeper>),
 }
 
 impl Supervisor {
@@ -281,8 +281,8 @@ impl Supervisor {
                 Some(Job::DropStored(leases)) => {
                     running.spawn(self.clone().delete_stored(leases));
                 }
-                Some(Job::HandOver(lease, number, keeper)) => {
-                    running.spawn(self.clone().hand_over(lease, number, *keeper));
+                Some(Job::HandOver(part, number, keeper)) => {
+                    running.spawn(self.clone().hand_over(part, number, *keeper));
                 }
                 None => return,
             }
@@ -374,11 +374,13 @@ impl Supervisor {
         let own = lock(&self.snapshots).of(lease);
         lock(&self.snapshots).forget_lease(lease);
         let leases = lock(&self.leases);
-        let is_suspended = leases.get(&lease).is_some_and(|lease| lease.is_suspended);
-        if is_suspended && !own.is_empty() {
-            lock(&self.kept_for_others).hold_own(lease, own);
-        } else if !is_suspended {
-            lock(&self.restarts).remove(&lease);
+        let suspended = leases.get(&lease).filter(|lease| lease.is_suspended);
+        match suspended {
+            Some(running) if !own.is_empty() => {
+                lock(&self.kept_for_others).hold_own(running.part, own);
+            }
+            Some(_) => {}
+            None => drop(lock(&self.restarts).remove(&lease)),
         }
     }
 
@@ -391,7 +393,7 @@ impl Supervisor {
             grant: number(grant.grant),
         };
         let claims: Vec<_> = granted.grants.iter().map(claim).collect();
-        let kept = lock(&self.kept_for_others).take(lease);
+        let kept = lock(&self.kept_for_others).take(part_of(granted));
         lock(&self.handovers).end(lease);
         if !kept.is_empty() {
             lock(&self.snapshots).adopt(lease, kept);

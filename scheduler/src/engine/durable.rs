@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tensord_proto::ids::{LeaseId, WorkerId};
+use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
 use crate::command::{Command, Peer};
@@ -102,7 +102,7 @@ impl Engine {
         if let Some(before) = before.filter(|before| !stays(&before)) {
             let mut others = lease.keepers.values();
             match others.any(|keeper| keeper.worker == before.worker) {
-                true => self.drop_snapshots_of(before.worker, id, source),
+                true => self.drop_part(before.worker, id, before.part),
                 false => self.drop_snapshots(before.worker, id),
             }
         }
@@ -122,7 +122,7 @@ impl Engine {
         kept: &BTreeMap<WorkerId, usize>,
     ) -> Option<Option<Keeper>> {
         let lease = self.leases.get(id)?;
-        let devices = lease.devices_by_worker().swap_remove(&source)?;
+        let (part, _, devices) = lease.devices_by_worker().swap_remove_full(&source)?;
         let count = devices.len();
         let devices = devices
             .iter()
@@ -177,6 +177,7 @@ impl Engine {
         };
         let keeper = keeper.map(|worker| Keeper {
             worker,
+            part: part as u32,
             requirement,
             is_announced: false,
             is_kept: false,
@@ -202,7 +203,10 @@ impl Engine {
         if let (Some(source), Some(keeper)) = (peer(source), peer(known.worker)) {
             known.is_announced = true;
             self.commands.push(Command::KeepSnapshots {
-                lease: id,
+                part: PartId {
+                    lease: id,
+                    index: known.part,
+                },
                 source,
                 keeper,
             });
@@ -211,28 +215,23 @@ impl Engine {
 
     pub(super) fn drop_snapshots(&mut self, keeper: WorkerId, lease: LeaseId) {
         if self.pool.is_connected(keeper) {
-            let source = None;
+            let part = None;
             self.commands.push(Command::DropSnapshots {
                 keeper,
                 lease,
-                source,
+                part,
             });
         }
     }
 
-    /// Has a worker drop the snapshots that it keeps of the sessions of a lease on `source`.
-    pub(super) fn drop_snapshots_of(&mut self, keeper: WorkerId, lease: LeaseId, source: WorkerId) {
-        // The snapshots of a worker that is gone stay until the lease ends.
-        let Some(known) = self.pool.get(source) else {
-            return;
-        };
-        let endpoint = known.endpoint().clone();
+    /// Has a worker drop the snapshots that it keeps of a part of a lease.
+    pub(super) fn drop_part(&mut self, keeper: WorkerId, lease: LeaseId, part: u32) {
         if self.pool.is_connected(keeper) {
-            let worker = source;
+            let part = Some(part);
             self.commands.push(Command::DropSnapshots {
                 keeper,
                 lease,
-                source: Some(Peer { worker, endpoint }),
+                part,
             });
         }
     }

@@ -179,13 +179,13 @@ impl Engine {
         places: &[WorkerId],
     ) {
         let mut rest = places;
-        for part in parts {
+        for (index, part) in (0..).zip(parts) {
             let (here, others) = rest.split_at(part.devices.min(rest.len()));
             rest = others;
             let place = here.first().copied();
             let others = part.holders.iter().filter(|holder| Some(**holder) != place);
             for holder in others.filter(|holder| places.contains(holder)) {
-                self.drop_snapshots_of(*holder, id, part.source);
+                self.drop_part(*holder, id, index);
             }
         }
     }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, PartId, StoreId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
@@ -115,14 +115,17 @@ impl Engine {
     pub(super) fn set_kept(
         &mut self,
         worker: WorkerId,
-        at_keepers: &[(LeaseId, WorkerId)],
+        at_keepers: &[(PartId, WorkerId)],
         here: &BTreeMap<LeaseId, bool>,
     ) {
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
             if let Some(lease) = self.leases.get_mut(id) {
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
-                    keeper.is_kept = at_keepers.contains(&(id, keeper.worker));
+                    let is_it = |(part, worker): &(PartId, WorkerId)| {
+                        part.lease == id && *worker == keeper.worker
+                    };
+                    keeper.is_kept = at_keepers.iter().any(is_it);
                 }
                 let kept = match here.get(&id) {
                     None => KeptHere::Lacking,

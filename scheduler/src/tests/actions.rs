@@ -91,7 +91,10 @@ impl World {
         let leases = || self.engine.leases().iter().filter(|_| all);
         let at_keepers = leases().flat_map(|(id, lease)| {
             let keepers = lease.keepers.values();
-            keepers.map(move |keeper| (id, keeper.worker))
+            keepers.map(move |keeper| {
+                let (lease, index) = (id, keeper.part);
+                (PartId { lease, index }, keeper.worker)
+            })
         });
         // Some worker has no room for some lease.
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));

@@ -54,12 +54,16 @@ pub(super) fn moved_to(
 }
 
 pub(super) fn keep(lease: u64, source: u64, keeper: u64) -> Command {
+    keep_part(lease, 0, source, keeper)
+}
+
+pub(super) fn keep_part(lease: u64, index: u32, source: u64, keeper: u64) -> Command {
     let peer = |worker| Peer {
         worker: WorkerId(worker),
         endpoint: endpoint(worker),
     };
     Command::KeepSnapshots {
-        lease: LeaseId(lease),
+        part: part(lease, index),
         source: peer(source),
         keeper: peer(keeper),
     }
@@ -69,7 +73,7 @@ pub(super) fn drop_snapshots(keeper: u64, lease: u64) -> Command {
     Command::DropSnapshots {
         keeper: WorkerId(keeper),
         lease: LeaseId(lease),
-        source: None,
+        part: None,
     }
 }
 
@@ -92,13 +96,27 @@ pub(super) fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
     }
 }
 
-/// A worker reports that the keepers of these leases have their snapshots.
+pub(super) fn part(lease: u64, index: u32) -> PartId {
+    let lease = LeaseId(lease);
+    PartId { lease, index }
+}
+
+/// A worker reports that the keepers of these leases have the snapshots of their first part.
 pub(super) fn kept(worker_id: u64, leases: &[(u64, u64)]) -> Event {
-    let is_here = |(_, keeper): &&(u64, u64)| *keeper == worker_id;
+    let parts: Vec<_> = leases
+        .iter()
+        .map(|&(lease, keeper)| (lease, 0, keeper))
+        .collect();
+    kept_parts(worker_id, &parts)
+}
+
+/// A worker reports that the keepers of these parts of leases have their snapshots.
+pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
+    let is_here = |(.., keeper): &&(u64, u32, u64)| *keeper == worker_id;
     let here = leases.iter().filter(is_here);
-    let here = here.map(|&(lease, _)| (LeaseId(lease), true));
+    let here = here.map(|&(lease, ..)| (LeaseId(lease), true));
     let others = leases.iter().filter(|kept| !is_here(kept));
-    let at_keepers = others.map(|&(lease, keeper)| (LeaseId(lease), WorkerId(keeper)));
+    let at_keepers = others.map(|&(lease, index, keeper)| (part(lease, index), WorkerId(keeper)));
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: at_keepers.collect(),
         here: here.collect(),

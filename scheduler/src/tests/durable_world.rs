@@ -92,9 +92,9 @@ impl World {
     }
 
     /// The keeper of a lease's snapshots is another worker, with an equal device.
-    pub(super) fn check_keeper(&self, lease: LeaseId, source: &Peer, keeper: &Peer) {
+    pub(super) fn check_keeper(&self, part: PartId, source: &Peer, keeper: &Peer) {
         assert_ne!(source.worker, keeper.worker);
-        let known = self.engine.leases().get(lease).unwrap();
+        let known = self.engine.leases().get(part.lease).unwrap();
         let workers = match known.is_suspended() {
             // It drains, and hands its snapshots over.
             true => known.holders(),

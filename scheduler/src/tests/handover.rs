@@ -135,7 +135,11 @@ fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
         (6, drain(1, true), vec![keep(10, 1, 3)]),
         // Worker 3 is to be the holder of the other part.
         (7, drain(2, true), vec![]),
-        (8, join(4, &[exact(16), exact(16)]), vec![keep(10, 2, 4)]),
+        (
+            8,
+            join(4, &[exact(16), exact(16)]),
+            vec![keep_part(10, 1, 2, 4)],
+        ),
         (
             9,
             kept(1, &[(10, 3)]),
@@ -143,7 +147,7 @@ fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
         ),
         (
             10,
-            kept(2, &[(10, 4)]),
+            kept_parts(2, &[(10, 1, 4)]),
             vec![hold(4, 10), drop_snapshots(2, 10)],
         ),
     ];

@@ -28,6 +28,7 @@ fn running() -> LeaseRecord {
         }],
         keepers: vec![RecordedKeeper {
             source: WorkerId(1),
+            part: 0,
             keeper: WorkerId(2),
             requirement: NEEDS_16_GIB,
             is_kept: true,
@@ -362,6 +363,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
     });
     record.keepers.push(RecordedKeeper {
         source: WorkerId(3),
+        part: 1,
         ..record.keepers[0].clone()
     });
     let engine = check_restored(
@@ -371,7 +373,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
             (
                 0,
                 join_holding(3, &[exact(16)], &[(10, 0)]),
-                vec![keep(10, 3, 2)],
+                vec![keep_part(10, 1, 3, 2)],
             ),
             (9, attach_with_token(1, 0), vec![]),
             (10, kept(3, &[(10, 3)]), vec![]),

@@ -361,7 +361,7 @@ fn kept_by_worker_3() -> Vec<Step> {
         (
             2,
             join(3, &[exact(16), exact(16)]),
-            vec![keep(10, 1, 3), keep(10, 2, 3)],
+            vec![keep(10, 1, 3), keep_part(10, 1, 2, 3)],
         ),
         (2, kept(1, &[(10, 1), (10, 3)]), vec![]),
         (2, kept(2, &[(10, 2), (10, 3)]), vec![]),
@@ -386,15 +386,12 @@ fn hold(holder: u64) -> Command {
     }
 }
 
-/// Worker 3 drops what it has of the sessions of another worker.
-fn drop_those_of(source: u64) -> Command {
+/// Worker 3 drops what it has of a part of the lease.
+fn drop_part(index: u32) -> Command {
     Command::DropSnapshots {
         keeper: WorkerId(3),
         lease: LeaseId(10),
-        source: Some(Peer {
-            worker: WorkerId(source),
-            endpoint: endpoint(source),
-        }),
+        part: Some(index),
     }
 }
 
@@ -415,14 +412,14 @@ fn lease_goes_on_at_the_keeper_of_a_lost_worker() {
             released(2, 10),
             // The ranks of worker 1 are first, as before.
             vec![
-                drop_those_of(2),
+                drop_part(1),
                 moved_to_several(1, &[(3, 0, 16), (3, 1, 16), (2, 0, 16)]),
             ],
         ),
         (
             5,
             join(4, &[exact(16), exact(16)]),
-            vec![keep(10, 2, 4), keep(10, 3, 4)],
+            vec![keep_part(10, 1, 2, 4), keep(10, 3, 4)],
         ),
     ];
     check(kept_by_worker_3().into_iter().chain(steps));
@@ -471,7 +468,7 @@ fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
             6,
             released(1, 10),
             vec![
-                drop_those_of(1),
+                drop_part(0),
                 moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
             ],
         ),
@@ -481,7 +478,7 @@ fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
             join_holding(2, &[exact(16)], &[(10, 0)]),
             vec![end_lease(2, 10)],
         ),
-        (8, released(2, 10), vec![keep(10, 3, 2)]),
+        (8, released(2, 10), vec![keep_part(10, 1, 3, 2)]),
     ];
     check(kept_by_worker_3().into_iter().chain(steps));
 }
@@ -517,7 +514,7 @@ fn lease_leaves_a_worker_that_drains_once_there_are_devices() {
             8,
             released(1, 10),
             vec![
-                drop_those_of(1),
+                drop_part(0),
                 moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
             ],
         ),

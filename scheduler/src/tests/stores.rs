@@ -140,7 +140,7 @@ fn lease_ends_if_no_worker_with_its_store_joins_in_time() {
 #[test]
 fn keeper_with_the_snapshots_is_chosen_before_a_worker_that_would_load_them() {
     let both = WorkerEvent::SnapshotsKept {
-        at_keepers: vec![(LeaseId(10), WorkerId(3))],
+        at_keepers: vec![(part(10, 0), WorkerId(3))],
         here: [(LeaseId(10), true)].into(),
         in_store: [LeaseId(10)].into(),
     };

@@ -298,10 +298,10 @@ impl World {
                 self.check_suspended(*client, *lease);
             }
             Command::KeepSnapshots {
-                lease,
+                part,
                 source,
                 keeper,
-            } => self.check_keeper(*lease, source, keeper),
+            } => self.check_keeper(*part, source, keeper),
             Command::DropStored { worker, leases } => {
                 self.connected_worker(*worker);
                 assert!(store_of(*worker).is_some());

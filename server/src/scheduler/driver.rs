@@ -421,18 +421,18 @@ impl Driver {
                 )
             }
             Command::KeepSnapshots {
-                lease,
+                part,
                 source,
                 keeper,
-            } => self.send_keeper(lease, source, keeper),
+            } => self.send_keeper(part, source, keeper),
             Command::HoldSnapshots { holder, lease } => {
                 self.send_to_worker(holder, worker_commands::hold_snapshots(lease))
             }
             Command::DropSnapshots {
                 keeper,
                 lease,
-                source,
-            } => self.send_to_worker(keeper, worker_commands::drop_snapshots(lease, source)),
+                part,
+            } => self.send_to_worker(keeper, worker_commands::drop_snapshots(lease, part)),
             Command::DropStored { worker, leases } => {
                 self.send_to_worker(worker, worker_commands::drop_stored(&leases))
             }

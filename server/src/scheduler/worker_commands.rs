@@ -1,7 +1,7 @@
 //! Builds the scheduler's commands for workers.
 
 use tensord_proto::{
-    ids::LeaseId,
+    ids::{LeaseId, PartId},
     v1::{self, WorkerCommand, worker_command},
 };
 use tensord_scheduler::{DeviceGrant, Endpoint, LeasedDevice, Peer};
@@ -61,29 +61,31 @@ pub(super) fn lease_granted(
     }))
 }
 
-/// Builds the command to send the snapshots of a lease to `keeper`.
-pub(super) fn send_snapshots(lease: LeaseId, keeper: Peer) -> WorkerCommand {
+/// Builds the command to send the snapshots of a part of a lease to `keeper`.
+pub(super) fn send_snapshots(part: PartId, keeper: Peer) -> WorkerCommand {
     let Endpoint {
         name,
         address,
         certificate_sha256,
     } = keeper.endpoint;
     worker_command(worker_command::Body::SendSnapshots(v1::SendSnapshots {
-        lease_id: lease.0,
+        lease_id: part.lease.0,
         keeper: name,
         address,
         certificate_sha256: certificate_sha256.to_vec().into(),
         keeper_id: keeper.worker.0,
+        part: part.index,
     }))
 }
 
-/// Builds the command to keep the snapshots of a lease that `source` sends.
-pub(super) fn keep_snapshots(lease: LeaseId, source: Peer) -> WorkerCommand {
+/// Builds the command to keep the snapshots of a part of a lease that `source` sends.
+pub(super) fn keep_snapshots(part: PartId, source: Peer) -> WorkerCommand {
     let source = source.endpoint;
     worker_command(worker_command::Body::KeepSnapshots(v1::KeepSnapshots {
-        lease_id: lease.0,
+        lease_id: part.lease.0,
         source: source.name,
         source_certificate_sha256: source.certificate_sha256.to_vec().into(),
+        part: part.index,
     }))
 }
 
@@ -94,13 +96,11 @@ pub(super) fn hold_snapshots(lease: LeaseId) -> WorkerCommand {
     }))
 }
 
-/// Builds the command to drop the snapshots that a worker keeps of a lease: those that `source` has
-/// sent, or all.
-pub(super) fn drop_snapshots(lease: LeaseId, source: Option<Peer>) -> WorkerCommand {
-    let source = source.map(|source| source.endpoint.certificate_sha256.to_vec());
+/// Builds the command to drop the snapshots that a worker keeps of a lease: those of one part, or all.
+pub(super) fn drop_snapshots(lease: LeaseId, part: Option<u32>) -> WorkerCommand {
     worker_command(worker_command::Body::DropSnapshots(v1::DropSnapshots {
         lease_id: lease.0,
-        source_certificate_sha256: source.unwrap_or_default().into(),
+        part,
     }))
 }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use tensord_proto::{
     grant::number,
-    ids::{LeaseId, StoreId, WorkerId},
+    ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{self, Error, ErrorCode},
 };
@@ -159,7 +159,10 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
         let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
         match keeper == worker {
             true => drop(here.insert(lease, !kept.without_room)),
-            false => at_keepers.push((lease, keeper)),
+            false => {
+                let index = kept.part;
+                at_keepers.push((PartId { lease, index }, keeper));
+            }
         }
     }
     let in_store = in_store.iter().take(MAX_DEVICES).copied();

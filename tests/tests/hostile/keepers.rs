@@ -32,7 +32,12 @@ impl KeeperConnection {
         let link = dialer.dial(address, trust, ANSWER_DEADLINE).await;
         let mut connection = Self(link.expect("the keeper is there"));
         let hello = Some(version::hello());
-        let offer = OfferSnapshots { hello, lease_id };
+        let part = 0;
+        let offer = OfferSnapshots {
+            hello,
+            lease_id,
+            part,
+        };
         assert!(connection.send(Body::OfferSnapshots(offer)).await);
         let reply = connection.next().await.expect("the keeper answers");
         (connection, reply)

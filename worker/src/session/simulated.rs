@@ -59,7 +59,7 @@ const TASK_TURNS: usize = 16;
 pub struct SimulatedHost {
     devices: usize,
     capacity_bytes: u64,
-    store: Snapshots,
+    store: Snapshots<LeaseId>,
     snapshot_bytes: u64,
     /// Number of processes of the lease that have died.
     epoch: u64,

@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Instant};
 
 use tensord_proto::{
     grant::number,
-    ids::{LeaseId, StoreId, WorkerId},
+    ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
@@ -65,14 +65,17 @@ impl LeaseHost for Supervisor {
             address: command.address.clone(),
             certificate: Fingerprint(pin),
         };
-        let lease = LeaseId(command.lease_id);
-        match lock(&self.leases).get(&lease) {
+        let part = PartId {
+            lease: LeaseId(command.lease_id),
+            index: command.part,
+        };
+        match lock(&self.leases).get(&part.lease) {
             Some(lease) => drop(lease.keeper.send_if_modified(|known| {
                 let is_new = known.as_ref() != Some(&keeper);
                 *known = Some(keeper);
                 is_new
             })),
-            None => self.begin_handover(lease, keeper),
+            None => self.begin_handover(part, keeper),
         }
     }
 
@@ -80,10 +83,13 @@ impl LeaseHost for Supervisor {
         let Ok(pin) = <[u8; 32]>::try_from(&command.source_certificate_sha256[..]) else {
             return;
         };
-        let lease = LeaseId(command.lease_id);
+        let part = PartId {
+            lease: LeaseId(command.lease_id),
+            index: command.part,
+        };
         let name = sanitize(&command.source, MESSAGE_CHARS).to_string();
         let mut kept = lock(&self.kept_for_others);
-        kept.allow(Instant::now(), lease, name, Fingerprint(pin));
+        kept.allow(Instant::now(), part, name, Fingerprint(pin));
     }
 
     fn drop_snapshots(&self, lease: LeaseId) {
@@ -95,8 +101,9 @@ impl LeaseHost for Supervisor {
         lock(&self.restarts).remove(&lease);
     }
 
-    fn drop_snapshots_of(&self, lease: LeaseId, source: Fingerprint) {
-        lock(&self.kept_for_others).forget_source(lease, source);
+    fn drop_part(&self, part: PartId) {
+        lock(&self.kept_for_others).forget_part(part);
+        lock(&self.handovers).end_part(part);
     }
 
     fn hold_snapshots(&self, lease: LeaseId) {
@@ -132,19 +139,20 @@ impl LeaseHost for Supervisor {
 
     fn kept_leases(&self) -> Vec<KeptLease> {
         let leases = lock(&self.leases);
-        let leases = leases.iter().map(|(lease, running)| {
+        let leases = leases.values().map(|running| {
             let live_sessions = lock(&running.report).live_sessions as usize;
             let keeper = lock(&running.progress).place_of_all(live_sessions);
-            (*lease, live_sessions, keeper)
+            (running.part, live_sessions, keeper)
         });
         let mut leases: Vec<_> = leases.collect();
-        leases.sort_unstable_by_key(|(lease, ..)| *lease);
-        let at_keepers = leases.iter().filter_map(|(lease, _, keeper)| {
+        leases.sort_unstable_by_key(|(part, ..)| *part);
+        let at_keepers = leases.iter().filter_map(|(part, _, keeper)| {
             let keeper = (*keeper)?;
             Some(KeptLease {
-                lease_id: lease.0,
+                lease_id: part.lease.0,
                 keeper_id: keeper.0,
                 without_room: false,
+                part: part.index,
             })
         });
         let here = self.leases_kept_here(&leases).into_iter();
@@ -263,12 +271,12 @@ impl Supervisor {
     /// Returns the leases each of whose sessions has a snapshot here, and whether there is room to hold
     /// the snapshots of all these leases together. `leases` has the number of live sessions of each
     /// lease.
-    fn leases_kept_here(&self, leases: &[(LeaseId, usize, Option<WorkerId>)]) -> Vec<KeptLease> {
+    fn leases_kept_here(&self, leases: &[(PartId, usize, Option<WorkerId>)]) -> Vec<KeptLease> {
         let snapshots = lock(&self.snapshots);
-        let sized = leases.iter().filter_map(|(lease, live_sessions, _)| {
-            let (sessions, bytes) = snapshots.size_of(*lease);
+        let sized = leases.iter().filter_map(|(part, live_sessions, _)| {
+            let (sessions, bytes) = snapshots.size_of(part.lease);
             let has_all = *live_sessions > 0 && sessions >= *live_sessions;
-            has_all.then_some((*lease, bytes))
+            has_all.then_some((*part, bytes))
         });
         let sized: Vec<_> = sized.collect();
         drop(snapshots);
@@ -276,13 +284,14 @@ impl Supervisor {
         let is_full = kept_for_others.is_full();
         let mut free_bytes = kept_for_others.free_bytes();
         drop(kept_for_others);
-        let kept = sized.into_iter().map(|(lease, bytes)| {
+        let kept = sized.into_iter().map(|(part, bytes)| {
             let left = free_bytes.checked_sub(bytes).filter(|_| !is_full);
             free_bytes = left.unwrap_or(free_bytes);
             KeptLease {
-                lease_id: lease.0,
+                lease_id: part.lease.0,
                 keeper_id: self.settings.worker_id.0,
                 without_room: left.is_none(),
+                part: part.index,
             }
         });
         kept.collect()

@@ -11,11 +11,12 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
-use tensord_proto::ids::{LeaseId, SessionId};
+use tensord_proto::ids::{LeaseId, PartId, SessionId};
 use tensord_transport::tls::Fingerprint;
 
 use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, Snapshots};
@@ -33,7 +34,7 @@ const ORPHAN_PRIORITY_TIMEOUT: Duration = Duration::from_secs(1800);
 /// joins again, and queues at most 1024.
 const MAX_HELD: usize = 512;
 
-/// Maximum number of leases of other workers, counted once for each of their workers.
+/// Maximum number of leases of other workers, counted once for each of their parts.
 const MAX_SOURCES: usize = 1 << 16;
 
 /// The snapshots that this worker keeps for other workers.
@@ -43,18 +44,18 @@ pub(super) struct KeptForOthers {
     /// this worker: what could go on here of a lease has no more.
     bounds: SnapshotBounds,
     receiving_bytes: u64,
-    snapshots: Snapshots,
-    /// The workers that may send snapshots of a lease, each of its own sessions, by their certificates.
-    sources: BTreeMap<(LeaseId, [u8; 32]), Source>,
+    snapshots: Snapshots<PartId>,
+    /// The workers that may send snapshots of a part of a lease, by their certificates.
+    sources: BTreeMap<(PartId, [u8; 32]), Source>,
     /// The number of the source that has sent the last snapshot of a session.
-    senders: BTreeMap<(LeaseId, SessionId), u64>,
+    senders: BTreeMap<(PartId, SessionId), u64>,
     /// The suspended leases whose snapshots are held.
     held: BTreeSet<LeaseId>,
     /// Number of sources so far.
     allowed: u64,
 }
 
-/// A worker that may send snapshots of a lease.
+/// A worker that may send snapshots of a part of a lease.
 #[derive(Debug)]
 struct Source {
     /// Different for each source, so that a connection of an earlier one counts for no other.
@@ -62,7 +63,7 @@ struct Source {
     name: String,
     /// Whether it may send more. It may not once the lease is suspended.
     may_send: bool,
-    /// Number of its connections for the lease.
+    /// Number of its connections for the part.
     connections: usize,
     /// When it was allowed, or its last connection ended.
     last_seen: Instant,
@@ -81,17 +82,17 @@ impl KeptForOthers {
         }
     }
 
-    /// Allows the worker with this certificate to send the snapshots of a lease's sessions that run
-    /// there. If the sessions ran at another worker before, the snapshots of that one have a lower
-    /// epoch, and do not replace later ones.
+    /// Allows the worker with this certificate to send the snapshots of a part of a lease. If the
+    /// sessions ran at another worker before, the snapshots of that one have a lower epoch, and do not
+    /// replace later ones.
     pub(super) fn allow(
         &mut self,
         now: Instant,
-        lease: LeaseId,
+        part: PartId,
         name: String,
         certificate: Fingerprint,
     ) {
-        let key = (lease, certificate.0);
+        let key = (part, certificate.0);
         let is_known = self.sources.get(&key).is_some_and(|source| source.may_send);
         if is_known || self.sources.len() >= MAX_SOURCES {
             return;
@@ -109,50 +110,52 @@ impl KeptForOthers {
 
     /// Drops all that is kept of a lease. Its workers may send no more.
     pub(super) fn forget(&mut self, lease: LeaseId) {
-        self.forget_sources(lease);
+        let allowed = self.sources.range(sources_of(PartId::range_of(lease)));
+        let mut parts: BTreeSet<_> = allowed.map(|((part, _), _)| *part).collect();
+        parts.extend(self.parts_of(lease));
+        parts.into_iter().for_each(|part| self.forget_part(part));
         self.held.remove(&lease);
-        self.snapshots.forget_lease(lease);
     }
 
-    fn forget_sources(&mut self, lease: LeaseId) {
-        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
-        self.sources.extract_if(all, |_, _| true).for_each(drop);
-        let all = (lease, SessionId(0))..=(lease, SessionId(u64::MAX));
+    /// Drops all that is kept of a part of a lease. Its worker may send no more.
+    pub(super) fn forget_part(&mut self, part: PartId) {
+        let sources = sources_of(part..=part);
+        self.sources.extract_if(sources, |_, _| true).for_each(drop);
+        let all = (part, SessionId(0))..=(part, SessionId(u64::MAX));
         self.senders.extract_if(all, |_, _| true).for_each(drop);
+        self.snapshots.forget_lease(part);
+        if self.parts_of(part.lease).is_empty() {
+            self.held.remove(&part.lease);
+        }
     }
 
-    /// Drops what the worker with this certificate has sent of a lease. It may send no more.
-    pub(super) fn forget_source(&mut self, lease: LeaseId, certificate: Fingerprint) {
-        let Some(source) = self.sources.remove(&(lease, certificate.0)) else {
-            return;
-        };
-        let all = (lease, SessionId(0))..=(lease, SessionId(u64::MAX));
-        let is_its = |_: &(LeaseId, SessionId), number: &mut u64| *number == source.number;
-        let sessions: Vec<_> = self.senders.extract_if(all, is_its).collect();
-        for ((_, session), _) in sessions {
-            self.snapshots.forget_session(lease, session);
-        }
+    /// Returns the parts of a lease that have snapshots.
+    fn parts_of(&self, lease: LeaseId) -> Vec<PartId> {
+        self.snapshots.keys(PartId::range_of(lease)).collect()
     }
 
     /// Holds the snapshots of a suspended lease until they are dropped or taken, if there are any. No
     /// worker may send more.
     pub(super) fn hold(&mut self, lease: LeaseId) {
         let is_new = !self.held.contains(&lease);
-        if is_new && self.is_full() || self.snapshots.size_of(lease).0 == 0 {
+        let mut parts = self.parts_of(lease).into_iter();
+        let has_any = parts.any(|part| self.snapshots.has(part));
+        if is_new && self.is_full() || !has_any {
             return self.forget(lease);
         }
-        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
+        let all = sources_of(PartId::range_of(lease));
         for (_, source) in self.sources.range_mut(all) {
             source.may_send = false;
         }
         self.held.insert(lease);
     }
 
-    /// Holds the snapshots of a suspended lease that has run here.
-    pub(super) fn hold_own(&mut self, lease: LeaseId, own: Vec<KeptSnapshot>) {
-        self.forget(lease);
-        self.snapshots.adopt(lease, own);
-        self.hold(lease);
+    /// Holds the snapshots of the part of a suspended lease that has run here, and those of other parts
+    /// of the lease that are kept here.
+    pub(super) fn hold_own(&mut self, part: PartId, own: Vec<KeptSnapshot>) {
+        self.forget_part(part);
+        self.snapshots.adopt(part, own);
+        self.hold(part.lease);
     }
 
     /// Returns whether there is no place for another suspended lease.
@@ -160,9 +163,9 @@ impl KeptForOthers {
         self.held.len() >= MAX_HELD
     }
 
-    /// Returns the snapshots of a lease.
-    pub(super) fn snapshots_of(&self, lease: LeaseId) -> Vec<KeptSnapshot> {
-        self.snapshots.of(lease)
+    /// Returns the snapshots of a part of a lease.
+    pub(super) fn snapshots_of(&self, part: PartId) -> Vec<KeptSnapshot> {
+        self.snapshots.of(part)
     }
 
     /// Returns the suspended leases whose snapshots are held.
@@ -176,36 +179,37 @@ impl KeptForOthers {
         self.bounds.max_bytes.saturating_sub(used_bytes)
     }
 
-    /// Removes and returns the snapshots of a lease that starts here. Its old worker may send no
-    /// more.
-    pub(super) fn take(&mut self, lease: LeaseId) -> Vec<KeptSnapshot> {
-        let kept = self.snapshots_of(lease);
-        self.forget(lease);
+    /// Removes and returns the snapshots of a part of a lease that starts here. Its old worker may send
+    /// no more.
+    pub(super) fn take(&mut self, part: PartId) -> Vec<KeptSnapshot> {
+        let kept = self.snapshots_of(part);
+        self.forget_part(part);
+        self.held.remove(&part.lease);
         kept
     }
 
-    /// Drops the snapshots of leases none of whose workers has had a connection for long. The workers
-    /// may still send others.
+    /// Drops the snapshots of parts of leases none of whose workers has had a connection for long. The
+    /// workers may still send others.
     pub(super) fn expire(&mut self, now: Instant) {
-        for (_, lease) in self.orphans(now, ORPHAN_TIMEOUT) {
-            self.snapshots.forget_lease(lease);
+        for (_, part) in self.orphans(now, ORPHAN_TIMEOUT) {
+            self.snapshots.forget_lease(part);
         }
     }
 
-    /// Returns the leases none of whose workers has had a connection for `age`, each with the time since
-    /// when, the longest first. Suspended leases are not among them.
-    fn orphans(&self, now: Instant, age: Duration) -> BTreeSet<(Instant, LeaseId)> {
-        let mut last_seen = BTreeMap::<LeaseId, Option<Instant>>::new();
-        for ((lease, _), source) in &self.sources {
+    /// Returns the parts of leases none of whose workers has had a connection for `age`, each with the
+    /// time since when, the longest first. Those of suspended leases are not among them.
+    fn orphans(&self, now: Instant, age: Duration) -> BTreeSet<(Instant, PartId)> {
+        let mut last_seen = BTreeMap::<PartId, Option<Instant>>::new();
+        for ((part, _), source) in &self.sources {
             let here = Some(source.last_seen).filter(|_| source.connections == 0);
-            let all = last_seen.entry(*lease).or_insert(here);
+            let all = last_seen.entry(*part).or_insert(here);
             *all = all.zip(here).map(|(all, here)| all.max(here));
         }
         let orphans = last_seen.into_iter();
-        let orphans = orphans.filter_map(|(lease, since)| Some((since?, lease)));
+        let orphans = orphans.filter_map(|(part, since)| Some((since?, part)));
         let is_old = |since: Instant| now.saturating_duration_since(since) >= age;
         orphans
-            .filter(|(since, lease)| is_old(*since) && !self.held.contains(lease))
+            .filter(|(since, part)| is_old(*since) && !self.held.contains(&part.lease))
             .collect()
     }
 
@@ -217,59 +221,59 @@ impl KeptForOthers {
         }
         let orphans = self.orphans(now, ORPHAN_PRIORITY_TIMEOUT);
         let sizes = orphans.iter();
-        let sizes = sizes.map(|(_, lease)| self.snapshots.size_of(*lease).1);
+        let sizes = sizes.map(|(_, part)| self.snapshots.size_of(*part).1);
         if self.free_bytes() + sizes.sum::<u64>() < size_bytes {
             return;
         }
-        for (_, lease) in orphans {
+        for (_, part) in orphans {
             if self.free_bytes() >= size_bytes {
                 return;
             }
-            self.snapshots.forget_lease(lease);
+            self.snapshots.forget_lease(part);
         }
     }
 
-    /// Returns the worker with this certificate, if it may send snapshots of a lease.
-    fn source(&mut self, lease: LeaseId, certificate: Option<Fingerprint>) -> Option<&mut Source> {
-        let source = self.sources.get_mut(&(lease, certificate?.0))?;
+    /// Returns the worker with this certificate, if it may send snapshots of a part of a lease.
+    fn source(&mut self, part: PartId, certificate: Option<Fingerprint>) -> Option<&mut Source> {
+        let source = self.sources.get_mut(&(part, certificate?.0))?;
         source.may_send.then_some(source)
     }
 
-    /// Returns the worker with this number, if it may still send snapshots of a lease.
-    fn numbered_source(&mut self, lease: LeaseId, number: u64) -> Option<&mut Source> {
-        let all = (lease, [0; 32])..=(lease, [u8::MAX; 32]);
-        let mut sources = self.sources.range_mut(all).map(|(_, source)| source);
+    /// Returns the worker with this number, if it may still send snapshots of a part of a lease.
+    fn numbered_source(&mut self, part: PartId, number: u64) -> Option<&mut Source> {
+        let sources = self.sources.range_mut(sources_of(part..=part));
+        let mut sources = sources.map(|(_, source)| source);
         sources.find(|source| source.number == number && source.may_send)
     }
 
     /// Returns whether another source than the one with this number has sent the last snapshot of a
     /// session.
-    fn is_of_other(&self, lease: LeaseId, session: SessionId, number: u64) -> bool {
-        let sender = self.senders.get(&(lease, session));
+    fn is_of_other(&self, part: PartId, session: SessionId, number: u64) -> bool {
+        let sender = self.senders.get(&(part, session));
         sender.is_some_and(|sender| *sender != number)
     }
 
     /// Adds a snapshot that the source with this number has sent.
     fn add(
         &mut self,
-        lease: LeaseId,
+        part: PartId,
         number: u64,
         epoch: u64,
         info: SnapshotInfo,
         file: OwnedFd,
     ) -> Result<(), Refused> {
-        self.snapshots.add(lease, self.bounds, epoch, info, file)?;
+        self.snapshots.add(part, self.bounds, epoch, info, file)?;
         let session = SessionId(info.session_id);
-        self.senders.insert((lease, session), number);
+        self.senders.insert((part, session), number);
         Ok(())
     }
 
     /// Drops the snapshots of a session that has ended, as the source with this number reports. It may
     /// have gone on elsewhere, and another source may have sent snapshots of it.
-    fn end_session(&mut self, lease: LeaseId, session: SessionId, number: u64) {
-        if !self.is_of_other(lease, session, number) {
-            self.snapshots.forget_session(lease, session);
-            self.senders.remove(&(lease, session));
+    fn end_session(&mut self, part: PartId, session: SessionId, number: u64) {
+        if !self.is_of_other(part, session, number) {
+            self.snapshots.forget_session(part, session);
+            self.senders.remove(&(part, session));
         }
     }
 
@@ -278,14 +282,14 @@ impl KeptForOthers {
     fn reserve(
         &mut self,
         now: Instant,
-        lease: LeaseId,
+        part: PartId,
         number: u64,
         session: SessionId,
         committed: u64,
         size_bytes: u64,
     ) -> Result<(), String> {
-        if !self.is_of_other(lease, session, number) {
-            self.snapshots.forget_before(lease, session, committed);
+        if !self.is_of_other(part, session, number) {
+            self.snapshots.forget_before(part, session, committed);
         }
         self.make_room(now, size_bytes);
         let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
@@ -302,4 +306,10 @@ impl KeptForOthers {
     fn release(&mut self, size_bytes: u64) {
         self.receiving_bytes -= size_bytes;
     }
+}
+
+/// Returns the keys of all sources of these parts.
+fn sources_of(parts: RangeInclusive<PartId>) -> RangeInclusive<(PartId, [u8; 32])> {
+    let (first, last) = parts.into_inner();
+    (first, [0; 32])..=(last, [u8::MAX; 32])
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tensord_proto::{
-    ids::{LeaseId, SessionId, WorkerId},
+    ids::{PartId, SessionId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{Ping, SnapshotId, SnapshotStored, SnapshotsEnded, frame::Body},
 };
@@ -86,7 +86,7 @@ impl KeeperQueues {
 /// The link of a lease to its keeper.
 pub(super) struct KeeperLink {
     supervisor: Arc<Supervisor>,
-    lease: LeaseId,
+    part: PartId,
     keeper: watch::Receiver<Option<Keeper>>,
     outgoing: mpsc::Receiver<Outgoing>,
     /// Messages that were taken from `outgoing` while a snapshot was sent; at most as many as
@@ -99,7 +99,7 @@ pub(super) struct KeeperLink {
 impl KeeperLink {
     pub(super) fn new(
         supervisor: Arc<Supervisor>,
-        lease: LeaseId,
+        part: PartId,
         devices: usize,
         keeper: watch::Receiver<Option<Keeper>>,
         progress: Arc<Mutex<CopyProgress<WorkerId>>>,
@@ -111,7 +111,7 @@ impl KeeperLink {
         };
         let link = Self {
             supervisor,
-            lease,
+            part,
             keeper,
             outgoing,
             waiting: VecDeque::new(),
@@ -140,9 +140,9 @@ impl KeeperLink {
                 continue;
             }
             if !std::mem::replace(&mut self.has_warned, true) {
-                warn!(lease = %self.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
+                warn!(lease = %self.part.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
             } else {
-                debug!(lease = %self.lease, "the link to worker {} ended: {reason}", keeper.name);
+                debug!(lease = %self.part.lease, "the link to worker {} ended: {reason}", keeper.name);
             }
             if !self.wait(Some(RETRY_DELAY)).await {
                 return;
@@ -178,15 +178,15 @@ impl KeeperLink {
     /// reason, or `None` if the lease has ended.
     async fn connect_and_serve(&mut self, keeper: &Keeper) -> Option<String> {
         let identity = self.supervisor.settings.identity.clone();
-        let connecting = connect(identity, self.lease, keeper);
+        let connecting = connect(identity, self.part, keeper);
         let (mut link, kept) = match timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(connected)) => connected,
             Ok(Err(reason)) => return Some(reason),
             Err(_) => return Some("it did not answer".into()),
         };
-        info!(lease = %self.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
+        info!(lease = %self.part.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
         let mut sent = SentSnapshots::default();
-        let present = lock(&self.supervisor.snapshots).of(self.lease);
+        let present = lock(&self.supervisor.snapshots).of(self.part.lease);
         self.marks.connected(keeper.id);
         for id in kept {
             // A keeper may send anything.
@@ -266,7 +266,7 @@ impl KeeperLink {
                 return send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await;
             }
         };
-        let latest = lock(&self.supervisor.snapshots).latest(self.lease, session);
+        let latest = lock(&self.supervisor.snapshots).latest(self.part.lease, session);
         // A later snapshot than the queued one has a message of its own, or none is left.
         let latest = latest.filter(|latest| latest.info.mark == mark);
         let Some(latest) = latest.filter(|latest| !sent.is_stored(latest.id())) else {
@@ -340,7 +340,7 @@ impl KeeperLink {
         }
         if !std::mem::replace(&mut self.has_warned, true) {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);
-            warn!(lease = %self.lease, "the keeper has not kept a snapshot of the lease: {reason}");
+            warn!(lease = %self.part.lease, "the keeper has not kept a snapshot of the lease: {reason}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tensord_proto::{
-    ids::{StoreId, WorkerId},
+    ids::{LeaseId, PartId, StoreId, WorkerId},
     v1::LeaseGranted,
 };
 use tensord_transport::handoff::Passed;
@@ -23,6 +23,8 @@ use crate::{
 
 /// A lease that has a process, or waits for one.
 pub(super) struct RunningLease {
+    /// Which part of the lease runs here.
+    pub(super) part: PartId,
     pub(super) tenant: String,
     tasks: mpsc::Sender<QueuedTask>,
     pub(super) connections: mpsc::Sender<Passed>,
@@ -86,6 +88,14 @@ pub(super) struct LeaseQueues {
     pub(super) restarts: Restarts,
 }
 
+/// Returns which part of a lease was granted.
+pub(super) fn part_of(granted: &LeaseGranted) -> PartId {
+    PartId {
+        lease: LeaseId(granted.lease_id),
+        index: granted.part,
+    }
+}
+
 impl RunningLease {
     pub(super) fn new(granted: LeaseGranted, restarts: Restarts) -> Self {
         let (tasks, queued_tasks) = mpsc::channel(TASK_QUEUE);
@@ -101,6 +111,7 @@ impl RunningLease {
         let progress = Arc::<Mutex<CopyProgress<WorkerId>>>::default();
         let store_progress = Arc::<Mutex<CopyProgress<StoreId>>>::default();
         let tenant = granted.tenant.clone();
+        let part = part_of(&granted);
         let queues = LeaseQueues {
             granted,
             tasks: queued_tasks,
@@ -114,6 +125,7 @@ impl RunningLease {
             restarts,
         };
         Self {
+            part,
             tenant,
             tasks,
             connections,

@@ -10,7 +10,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     Supervisor,
     keeper_link::KeeperLink,
-    lease_queues::{LeaseQueues, QueuedTask},
+    lease_queues::{LeaseQueues, QueuedTask, part_of},
     process::Process,
     process_run::ProcessRun,
     restarts::Restarts,
@@ -34,14 +34,15 @@ impl Supervisor {
         if let Err(reason) = self.load_stored(lease, &mut queues).await {
             return self.cannot_run(lease, &queues, &reason);
         }
-        let (link, keeper) = KeeperLink::new(self.clone(), lease, devices, keepers, progress);
+        let part = part_of(&queues.granted);
+        let (link, keeper) = KeeperLink::new(self.clone(), part, devices, keepers, progress);
         // Aborted when this task ends.
         let mut copying = JoinSet::new();
         copying.spawn(link.run());
-        let part = self.stored_part(lease, &queues.granted);
-        let store = part.map(|part| {
+        let stored = self.stored_part(lease, &queues.granted);
+        let store = stored.map(|stored| {
             let progress = queues.store_progress.clone();
-            let (link, queue) = StoreLink::new(self.clone(), lease, devices, part, progress);
+            let (link, queue) = StoreLink::new(self.clone(), lease, devices, stored, progress);
             copying.spawn(link.run());
             queue
         });

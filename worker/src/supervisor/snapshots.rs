@@ -5,17 +5,15 @@
 //! yet. Each lease has a bound of its own, so that no lease can use up the memory of another.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fs::File,
+    ops::RangeInclusive,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     sync::Arc,
 };
 
 use rustix::fs::fcntl_get_seals;
-use tensord_proto::{
-    ids::{LeaseId, SessionId},
-    v1::SnapshotId,
-};
+use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
 use crate::{blobs::shared::SEALS, process_message::SnapshotInfo};
 
@@ -72,10 +70,17 @@ pub(crate) struct SnapshotBounds {
     pub(crate) devices: usize,
 }
 
-/// The snapshots of all leases.
-#[derive(Debug, Default)]
-pub(crate) struct Snapshots {
-    leases: HashMap<LeaseId, LeaseSnapshots>,
+/// The snapshots of all leases. `K` identifies what runs in one process: a lease, or a part of it.
+#[derive(Debug)]
+pub(crate) struct Snapshots<K> {
+    leases: BTreeMap<K, LeaseSnapshots>,
+}
+
+impl<K> Default for Snapshots<K> {
+    fn default() -> Self {
+        let leases = BTreeMap::new();
+        Self { leases }
+    }
 }
 
 /// The snapshots of a lease.
@@ -94,7 +99,7 @@ pub(crate) enum Refused {
     Violation,
 }
 
-impl Snapshots {
+impl<K: Ord + Copy> Snapshots<K> {
     /// Adds a snapshot that the lease's process of this epoch has sent, if the lease's snapshots then
     /// keep to `bounds`. Drops those of the session that are not needed any more.
     ///
@@ -102,7 +107,7 @@ impl Snapshots {
     /// earlier processes there are replaced, and do not replace those of later ones.
     pub(crate) fn add(
         &mut self,
-        lease: LeaseId,
+        lease: K,
         bounds: SnapshotBounds,
         epoch: u64,
         info: SnapshotInfo,
@@ -165,7 +170,7 @@ impl Snapshots {
     }
 
     /// Adds the snapshots of a lease that has moved to this worker, whatever their size.
-    pub(crate) fn adopt(&mut self, lease: LeaseId, kept: Vec<KeptSnapshot>) {
+    pub(crate) fn adopt(&mut self, lease: K, kept: Vec<KeptSnapshot>) {
         let adopted = self.leases.entry(lease).or_default();
         adopted.used_bytes += sum(&kept);
         for snapshot in kept {
@@ -180,32 +185,32 @@ impl Snapshots {
     }
 
     /// Returns the latest snapshot of a session.
-    pub(crate) fn latest(&self, lease: LeaseId, session: SessionId) -> Option<KeptSnapshot> {
+    pub(crate) fn latest(&self, lease: K, session: SessionId) -> Option<KeptSnapshot> {
         let kept = self.leases.get(&lease)?.sessions.get(&session)?;
         kept.last().cloned()
     }
 
     /// Returns the number of a lease's sessions that have snapshots, and the bytes of all of these.
-    pub(crate) fn size_of(&self, lease: LeaseId) -> (usize, u64) {
+    pub(crate) fn size_of(&self, lease: K) -> (usize, u64) {
         let snapshots = self.leases.get(&lease);
         snapshots.map_or((0, 0), |it| (it.sessions.len(), it.used_bytes))
     }
 
     /// Returns whether a lease has snapshots.
-    pub(crate) fn has(&self, lease: LeaseId) -> bool {
+    pub(crate) fn has(&self, lease: K) -> bool {
         let snapshots = self.leases.get(&lease);
         snapshots.is_some_and(|snapshots| snapshots.used_bytes > 0)
     }
 
     /// Returns the snapshots of a lease.
-    pub(crate) fn of(&self, lease: LeaseId) -> Vec<KeptSnapshot> {
+    pub(crate) fn of(&self, lease: K) -> Vec<KeptSnapshot> {
         let snapshots = self.leases.get(&lease).into_iter();
         let kept = snapshots.flat_map(|snapshots| snapshots.sessions.values().flatten());
         kept.cloned().collect()
     }
 
     /// Drops the snapshots of a session.
-    pub(crate) fn forget_session(&mut self, lease: LeaseId, session: SessionId) {
+    pub(crate) fn forget_session(&mut self, lease: K, session: SessionId) {
         if let Some(snapshots) = self.leases.get_mut(&lease) {
             let kept = snapshots.sessions.remove(&session);
             snapshots.used_bytes -= sum(&kept.unwrap_or_default());
@@ -213,7 +218,7 @@ impl Snapshots {
     }
 
     /// Drops the snapshots of a session at marks before `mark`.
-    pub(crate) fn forget_before(&mut self, lease: LeaseId, session: SessionId, mark: u64) {
+    pub(crate) fn forget_before(&mut self, lease: K, session: SessionId, mark: u64) {
         let Some(snapshots) = self.leases.get_mut(&lease) else {
             return;
         };
@@ -224,8 +229,13 @@ impl Snapshots {
         }
     }
 
+    /// Returns what has snapshots in this range.
+    pub(crate) fn keys(&self, range: RangeInclusive<K>) -> impl Iterator<Item = K> {
+        self.leases.range(range).map(|(lease, _)| *lease)
+    }
+
     /// Drops the snapshots of a lease.
-    pub(crate) fn forget_lease(&mut self, lease: LeaseId) {
+    pub(crate) fn forget_lease(&mut self, lease: K) {
         self.leases.remove(&lease);
     }
 }
@@ -240,6 +250,7 @@ mod tests {
     use std::io::Write;
 
     use rustix::fs::fcntl_add_seals;
+    use tensord_proto::ids::LeaseId;
 
     use super::*;
     use crate::blobs::shared::unnamed_memory;
@@ -271,12 +282,12 @@ mod tests {
         }
     }
 
-    fn used_units(snapshots: &Snapshots) -> u64 {
+    fn used_units(snapshots: &Snapshots<LeaseId>) -> u64 {
         let lease = snapshots.leases.get(&LEASE);
         lease.map_or(0, |lease| lease.used_bytes / UNIT)
     }
 
-    fn marks(snapshots: &Snapshots) -> Vec<(u64, u64)> {
+    fn marks(snapshots: &Snapshots<LeaseId>) -> Vec<(u64, u64)> {
         let kept = snapshots.of(LEASE).into_iter();
         kept.map(|kept| (kept.info.session_id, kept.info.mark))
             .collect()

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use tensord_proto::{
-    ids::{LeaseId, WorkerId},
+    ids::{LeaseId, PartId, WorkerId},
     v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
 };
 use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, Outages, StreamId, WorkerEvent};
@@ -351,22 +351,23 @@ impl Driver {
         )
     }
 
-    /// Commands the worker of a lease to send its snapshots to the keeper, and the keeper to keep
-    /// them.
+    /// Commands the worker that runs a part of a lease to send its snapshots to the keeper, and the
+    /// keeper to keep them.
     pub(super) fn send_keeper(
         &mut self,
-        lease: LeaseId,
+        part: PartId,
         source: tensord_scheduler::Peer,
         keeper: tensord_scheduler::Peer,
     ) -> Option<Event> {
+        let lease = part.lease;
         debug!(%lease, "worker {} keeps the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
         let (to_source, to_keeper) = (source.worker, keeper.worker);
         // The keeper first, so that it knows the source when that connects. If it is cut off, the
         // engine issues the command again when it is back.
-        let keep = worker_commands::keep_snapshots(lease, source);
+        let keep = worker_commands::keep_snapshots(part, source);
         let gone = self.send_to_worker(to_keeper, keep);
         gone.or_else(|| {
-            self.send_to_worker(to_source, worker_commands::send_snapshots(lease, keeper))
+            self.send_to_worker(to_source, worker_commands::send_snapshots(part, keeper))
         })
     }
 

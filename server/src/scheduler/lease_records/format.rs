@@ -87,6 +87,8 @@ struct StoredRequirement {
 #[derive(Serialize, Deserialize)]
 struct StoredKeeper {
     source: u64,
+    #[serde(default)]
+    part: u32,
     keeper: u64,
     requirement: StoredRequirement,
     is_kept: bool,
@@ -118,6 +120,7 @@ impl From<&LeaseRecord> for StoredLease {
         };
         let keeper = |it: &RecordedKeeper| StoredKeeper {
             source: it.source.0,
+            part: it.part,
             keeper: it.keeper.0,
             requirement: it.requirement.clone().into(),
             is_kept: it.is_kept,
@@ -162,6 +165,7 @@ impl From<StoredLease> for LeaseRecord {
         };
         let keeper = |it: StoredKeeper| RecordedKeeper {
             source: WorkerId(it.source),
+            part: it.part,
             keeper: WorkerId(it.keeper),
             requirement: it.requirement.into(),
             is_kept: it.is_kept,

@@ -34,6 +34,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
         }],
         keepers: vec![RecordedKeeper {
             source: WorkerId(1),
+            part: 1,
             keeper: WorkerId(6),
             requirement: REQUIREMENT,
             is_kept: true,

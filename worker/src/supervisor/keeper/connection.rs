@@ -10,7 +10,7 @@ use std::{
 
 use rustix::fs::fcntl_add_seals;
 use tensord_proto::{
-    ids::{LeaseId, SessionId},
+    ids::{LeaseId, PartId, SessionId},
     v1::{
         Error, ErrorCode, Frame, OfferSnapshots, Rejected, SnapshotBegin, SnapshotId,
         SnapshotStored, SnapshotsOffered, frame::Body,
@@ -59,11 +59,14 @@ async fn try_serve(
     offer: OfferSnapshots,
     link: &mut Link,
 ) -> Result<(), Error> {
-    let lease = LeaseId(offer.lease_id);
+    let part = PartId {
+        lease: LeaseId(offer.lease_id),
+        index: offer.part,
+    };
     let ours = version::hello();
     let protocol = version::negotiate(&ours, &offer.hello.unwrap_or_default())?;
     let certificate = link.certificate.as_ref().map(|shown| shown.fingerprint);
-    let Some(connection) = SourceConnection::new(&supervisor, lease, certificate) else {
+    let Some(connection) = SourceConnection::new(&supervisor, part, certificate) else {
         return Err(Error::new(
             ErrorCode::Lease,
             "the scheduler has not allowed this worker to send snapshots of the lease",
@@ -72,7 +75,7 @@ async fn try_serve(
     link.receiver
         .admit()
         .map_err(|e| Error::new(ErrorCode::Limit, e.to_string()))?;
-    let kept = lock(&supervisor.kept_for_others).snapshots_of(lease);
+    let kept = lock(&supervisor.kept_for_others).snapshots_of(part);
     let offered = SnapshotsOffered {
         hello: Some(ours),
         protocol,
@@ -80,6 +83,7 @@ async fn try_serve(
     };
     let offered = [duplex::encode(Body::SnapshotsOffered(offered))];
     if link.sender.send(&offered).await.is_ok() {
+        let lease = part.lease;
         info!(%lease, "keeps the snapshots that worker {} takes", connection.name);
         let ended = connection.receive(link).await;
         debug!(%lease, "the connection from worker {} ended: {ended}", connection.name);
@@ -87,10 +91,10 @@ async fn try_serve(
     Ok(())
 }
 
-/// A connection of a worker that may send snapshots of a lease.
+/// A connection of a worker that may send snapshots of a part of a lease.
 struct SourceConnection {
     supervisor: Arc<Supervisor>,
-    lease: LeaseId,
+    part: PartId,
     /// Number and name of the source.
     number: u64,
     name: String,
@@ -99,7 +103,7 @@ struct SourceConnection {
 impl Drop for SourceConnection {
     fn drop(&mut self) {
         let mut kept = lock(&self.supervisor.kept_for_others);
-        if let Some(source) = kept.numbered_source(self.lease, self.number) {
+        if let Some(source) = kept.numbered_source(self.part, self.number) {
             source.connections = source.connections.saturating_sub(1);
             source.last_seen = Instant::now();
         }
@@ -126,17 +130,17 @@ impl Drop for Receiving<'_> {
 impl SourceConnection {
     fn new(
         supervisor: &Arc<Supervisor>,
-        lease: LeaseId,
+        part: PartId,
         certificate: Option<Fingerprint>,
     ) -> Option<Self> {
         let mut kept = lock(&supervisor.kept_for_others);
-        let source = kept.source(lease, certificate)?;
+        let source = kept.source(part, certificate)?;
         source.connections += 1;
         let (number, name) = (source.number, source.name.clone());
         drop(kept);
         Some(Self {
             supervisor: supervisor.clone(),
-            lease,
+            part,
             number,
             name,
         })
@@ -167,8 +171,8 @@ impl SourceConnection {
                 (Body::SnapshotsEnded(ended), None) => {
                     let session = SessionId(ended.session_id);
                     let mut kept = lock(&self.supervisor.kept_for_others);
-                    if kept.numbered_source(self.lease, self.number).is_some() {
-                        kept.end_session(self.lease, session, self.number);
+                    if kept.numbered_source(self.part, self.number).is_some() {
+                        kept.end_session(self.part, session, self.number);
                     }
                 }
                 (Body::SnapshotBegin(begin), None) => {
@@ -202,11 +206,11 @@ impl SourceConnection {
     /// Returns whether the worker may still send snapshots of the lease.
     fn may_send(&self) -> bool {
         let mut kept = lock(&self.supervisor.kept_for_others);
-        kept.numbered_source(self.lease, self.number).is_some()
+        kept.numbered_source(self.part, self.number).is_some()
     }
 
     fn broken(&self, rule: &str) -> String {
-        let (lease, name) = (self.lease, &self.name);
+        let (lease, name) = (self.part.lease, &self.name);
         warn!(%lease, "worker {name} broke the protocol while it sent snapshots: {rule}");
         format!("it broke the protocol: {rule}")
     }
@@ -223,11 +227,11 @@ impl SourceConnection {
         let session = SessionId(begin.id.unwrap_or_default().session_id);
         let mut kept = lock(&self.supervisor.kept_for_others);
         // Another worker's connection must not drop snapshots.
-        let reserved = match kept.numbered_source(self.lease, self.number) {
+        let reserved = match kept.numbered_source(self.part, self.number) {
             Some(_) => {
                 let (committed, size_bytes) = (begin.committed, begin.size_bytes);
                 let now = Instant::now();
-                kept.reserve(now, self.lease, self.number, session, committed, size_bytes)
+                kept.reserve(now, self.part, self.number, session, committed, size_bytes)
             }
             None => Err(MOVED.into()),
         };
@@ -271,11 +275,11 @@ impl SourceConnection {
         if let Err(e) = sealed {
             return Ok(Some((id, format!("the snapshot cannot be sealed: {e}"))));
         }
-        if kept.numbered_source(self.lease, self.number).is_none() {
+        if kept.numbered_source(self.part, self.number).is_none() {
             return Ok(None);
         }
         let file = OwnedFd::from(file);
-        match kept.add(self.lease, self.number, id.epoch, info, file) {
+        match kept.add(self.part, self.number, id.epoch, info, file) {
             Ok(()) => Ok(Some((id, String::new()))),
             Err(Refused::Full(reason)) => Ok(Some((id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),

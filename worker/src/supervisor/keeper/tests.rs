@@ -1,6 +1,6 @@
 //! Tests of what a keeper allows and keeps.
 
-use std::io::Write;
+use std::{fs::File, io::Write};
 
 use rustix::fs::fcntl_add_seals;
 
@@ -11,6 +11,13 @@ use crate::{
 };
 
 const LEASE: LeaseId = LeaseId(7);
+
+const PART: PartId = part(7, 0);
+
+const fn part(lease: u64, index: u32) -> PartId {
+    let lease = LeaseId(lease);
+    PartId { lease, index }
+}
 
 const BOUNDS: SnapshotBounds = SnapshotBounds {
     max_bytes: 1 << 20,
@@ -23,7 +30,7 @@ fn certificate(byte: u8) -> Fingerprint {
 
 fn allowed(now: Instant) -> KeptForOthers {
     let mut kept = KeptForOthers::new(BOUNDS);
-    kept.allow(now, LEASE, "w1".into(), certificate(1));
+    kept.allow(now, PART, "w1".into(), certificate(1));
     kept
 }
 
@@ -44,43 +51,41 @@ fn info(session_id: u64, mark: u64) -> SnapshotInfo {
 }
 
 fn add(kept: &mut KeptForOthers, mark: u64) {
-    let added = kept
-        .snapshots
-        .add(LEASE, BOUNDS, 0, info(1, mark), memory());
+    let added = kept.snapshots.add(PART, BOUNDS, 0, info(1, mark), memory());
     assert_eq!(added, Ok(()));
 }
 
 #[test]
 fn only_the_named_worker_may_send_snapshots() {
     let mut kept = allowed(Instant::now());
-    assert!(kept.source(LEASE, Some(certificate(1))).is_some());
-    assert!(kept.source(LEASE, Some(certificate(2))).is_none());
-    assert!(kept.source(LEASE, None).is_none());
-    assert!(kept.source(LeaseId(8), Some(certificate(1))).is_none());
+    assert!(kept.source(PART, Some(certificate(1))).is_some());
+    assert!(kept.source(PART, Some(certificate(2))).is_none());
+    assert!(kept.source(PART, None).is_none());
+    assert!(kept.source(part(8, 0), Some(certificate(1))).is_none());
 }
 
 #[test]
 fn each_worker_of_a_lease_ends_its_own_sessions() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    kept.allow(now, LEASE, "w2".into(), certificate(2));
+    kept.allow(now, PART, "w2".into(), certificate(2));
     let number = |kept: &mut KeptForOthers, byte| {
-        let source = kept.source(LEASE, Some(certificate(byte)));
+        let source = kept.source(PART, Some(certificate(byte)));
         source.unwrap().number
     };
     let [first, second] = [1, 2].map(|byte| number(&mut kept, byte));
-    kept.add(LEASE, first, 0, info(1, 1), memory()).unwrap();
-    kept.add(LEASE, second, 0, info(2, 1), memory()).unwrap();
-    kept.end_session(LEASE, SessionId(1), second);
-    assert_eq!(kept.snapshots.of(LEASE).len(), 2);
+    kept.add(PART, first, 0, info(1, 1), memory()).unwrap();
+    kept.add(PART, second, 0, info(2, 1), memory()).unwrap();
+    kept.end_session(PART, SessionId(1), second);
+    assert_eq!(kept.snapshots.of(PART).len(), 2);
     // The session has gone on at the second worker, which the first one does not know.
-    kept.add(LEASE, second, 1, info(1, 2), memory()).unwrap();
-    kept.end_session(LEASE, SessionId(1), first);
-    let refused = kept.add(LEASE, first, 0, info(1, 3), memory());
+    kept.add(PART, second, 1, info(1, 2), memory()).unwrap();
+    kept.end_session(PART, SessionId(1), first);
+    let refused = kept.add(PART, first, 0, info(1, 3), memory());
     assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
-    assert_eq!(kept.snapshots.of(LEASE).len(), 2);
-    kept.end_session(LEASE, SessionId(1), second);
-    kept.end_session(LEASE, SessionId(2), second);
+    assert_eq!(kept.snapshots.of(PART).len(), 2);
+    kept.end_session(PART, SessionId(1), second);
+    kept.end_session(PART, SessionId(2), second);
     assert_eq!(kept.snapshots.used_bytes(), 0);
     kept.forget(LEASE);
     assert!(kept.senders.is_empty() && kept.sources.is_empty());
@@ -90,9 +95,9 @@ fn each_worker_of_a_lease_ends_its_own_sessions() {
 fn lease_that_starts_here_takes_its_snapshots() {
     let mut kept = allowed(Instant::now());
     add(&mut kept, 1);
-    assert_eq!(kept.take(LEASE).len(), 1);
-    assert_eq!(kept.take(LEASE).len(), 0);
-    assert!(kept.source(LEASE, Some(certificate(1))).is_none());
+    assert_eq!(kept.take(PART).len(), 1);
+    assert_eq!(kept.take(PART).len(), 0);
+    assert!(kept.source(PART, Some(certificate(1))).is_none());
 }
 
 #[test]
@@ -100,17 +105,17 @@ fn snapshots_without_a_connection_are_dropped_after_a_while() {
     let now = Instant::now();
     let mut kept = allowed(now);
     add(&mut kept, 1);
-    let source = kept.source(LEASE, Some(certificate(1))).unwrap();
+    let source = kept.source(PART, Some(certificate(1))).unwrap();
     source.connections = 1;
     kept.expire(now + 2 * ORPHAN_TIMEOUT);
-    assert_eq!(kept.snapshots.of(LEASE).len(), 1);
-    let source = kept.source(LEASE, Some(certificate(1))).unwrap();
+    assert_eq!(kept.snapshots.of(PART).len(), 1);
+    let source = kept.source(PART, Some(certificate(1))).unwrap();
     source.connections = 0;
     kept.expire(now + ORPHAN_TIMEOUT - Duration::from_millis(1));
-    assert_eq!(kept.snapshots.of(LEASE).len(), 1);
+    assert_eq!(kept.snapshots.of(PART).len(), 1);
     kept.expire(now + ORPHAN_TIMEOUT);
     assert_eq!(kept.snapshots.used_bytes(), 0);
-    assert!(kept.source(LEASE, Some(certificate(1))).is_some());
+    assert!(kept.source(PART, Some(certificate(1))).is_some());
 }
 
 #[test]
@@ -120,7 +125,7 @@ fn snapshots_of_a_suspended_lease_stay() {
     add(&mut kept, 1);
     kept.hold(LEASE);
     kept.expire(now + 10 * ORPHAN_TIMEOUT);
-    let other = LeaseId(8);
+    let other = part(8, 0);
     let max_bytes = BOUNDS.max_bytes;
     let full = kept.reserve(
         now + 10 * ORPHAN_TIMEOUT,
@@ -131,7 +136,7 @@ fn snapshots_of_a_suspended_lease_stay() {
         max_bytes,
     );
     assert!(full.is_err());
-    assert_eq!(kept.take(LEASE).len(), 1);
+    assert_eq!(kept.take(PART).len(), 1);
 }
 
 #[test]
@@ -139,11 +144,11 @@ fn snapshots_without_a_connection_give_way() {
     let now = Instant::now();
     let mut kept = allowed(now);
     add(&mut kept, 1);
-    let other = LeaseId(8);
+    let other = part(8, 0);
     kept.allow(now, other, "w2".into(), certificate(2));
     let mut reserve = |now, size_bytes| {
         let reserved = kept.reserve(now, other, 2, SessionId(2), 0, size_bytes);
-        (reserved.is_ok(), kept.snapshots.of(LEASE).len())
+        (reserved.is_ok(), kept.snapshots.of(PART).len())
     };
     let max_bytes = BOUNDS.max_bytes;
     let late = now + ORPHAN_PRIORITY_TIMEOUT;
@@ -166,7 +171,7 @@ fn memory_is_taken_before_a_snapshot_is_received() {
     let max_bytes = 1 << 20;
     let reserve = |kept: &mut KeptForOthers, committed, size_bytes| {
         let now = Instant::now();
-        kept.reserve(now, LEASE, 1, SessionId(1), committed, size_bytes)
+        kept.reserve(now, PART, 1, SessionId(1), committed, size_bytes)
     };
     assert_eq!(reserve(&mut kept, 0, max_bytes), Ok(()));
     assert!(reserve(&mut kept, 0, 1).is_err());
@@ -184,31 +189,56 @@ fn memory_is_taken_before_a_snapshot_is_received() {
 fn connection_of_an_earlier_source_counts_for_no_other() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    let number =
-        |kept: &mut KeptForOthers| kept.source(LEASE, Some(certificate(1))).unwrap().number;
+    let number = |kept: &mut KeptForOthers| kept.source(PART, Some(certificate(1))).unwrap().number;
     let first = number(&mut kept);
     kept.forget(LEASE);
-    kept.allow(now, LEASE, "w1".into(), certificate(1));
+    kept.allow(now, PART, "w1".into(), certificate(1));
     assert_ne!(number(&mut kept), first);
-    assert!(kept.numbered_source(LEASE, first).is_none());
+    assert!(kept.numbered_source(PART, first).is_none());
 }
 
 #[test]
-fn snapshots_of_one_source_are_dropped_while_the_lease_is_held() {
+fn snapshots_of_one_part_are_dropped_while_the_lease_is_held() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    kept.allow(now, LEASE, "w2".into(), certificate(2));
-    for byte in [1, 2] {
-        let number = kept.source(LEASE, Some(certificate(byte))).unwrap().number;
+    let other = part(7, 1);
+    kept.allow(now, other, "w2".into(), certificate(2));
+    assert!(kept.source(other, Some(certificate(1))).is_none());
+    for (part, byte) in [(PART, 1), (other, 2)] {
+        let number = kept.source(part, Some(certificate(byte))).unwrap().number;
         let session = u64::from(byte);
-        kept.add(LEASE, number, 0, info(session, 1), memory())
+        kept.add(part, number, 0, info(session, 1), memory())
             .unwrap();
     }
     kept.hold(LEASE);
-    assert!(kept.source(LEASE, Some(certificate(1))).is_none());
-    kept.forget_source(LEASE, certificate(2));
-    let left = kept.take(LEASE);
+    assert!(kept.source(PART, Some(certificate(1))).is_none());
+    kept.forget_part(other);
+    assert_eq!(kept.held(), [LEASE]);
+    let left = kept.take(PART);
     assert_eq!(left.len(), 1);
     assert_eq!(left[0].info.session_id, 1);
     assert!(kept.senders.is_empty() && kept.sources.is_empty());
+    assert!(kept.held().is_empty());
+}
+
+/// A worker can run a part of a lease and keep the snapshots of another one.
+#[test]
+fn part_that_ran_here_is_held_with_those_of_other_workers() {
+    let mut kept = allowed(Instant::now());
+    let own = part(7, 1);
+    let held = |kept: &KeptForOthers, part| {
+        let snapshots = kept.snapshots_of(part);
+        let sessions = snapshots.iter().map(|kept| kept.info.session_id);
+        sessions.collect::<Vec<_>>()
+    };
+    let snapshot = |session| KeptSnapshot::new(0, info(session, 1), File::from(memory()));
+    add(&mut kept, 1);
+    kept.hold_own(own, vec![snapshot(2)]);
+    assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![2]));
+    kept.hold_own(own, vec![snapshot(3)]);
+    assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![3]));
+    assert_eq!(kept.take(own).len(), 1);
+    assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![]));
+    kept.forget(LEASE);
+    assert_eq!(kept.snapshots.used_bytes(), 0);
 }

@@ -4,7 +4,7 @@ use std::{io, os::unix::fs::FileExt, sync::Arc};
 
 use bytes::Bytes;
 use tensord_proto::{
-    ids::LeaseId,
+    ids::PartId,
     v1::{OfferSnapshots, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, frame::Body},
     version,
 };
@@ -38,7 +38,7 @@ pub(in crate::supervisor) fn stored(
 /// Connects to a keeper, and returns the snapshots that it has.
 pub(in crate::supervisor) async fn connect(
     identity: Arc<Identity>,
-    lease: LeaseId,
+    part: PartId,
     keeper: &Keeper,
 ) -> Result<(Link, Vec<SnapshotId>), String> {
     let dialer = Dialer::new(TransportChoice::Auto).with_identity(identity);
@@ -49,7 +49,8 @@ pub(in crate::supervisor) async fn connect(
     let mut link = link.map_err(|e| e.to_string())?;
     let offer = OfferSnapshots {
         hello: Some(version::hello()),
-        lease_id: lease.0,
+        lease_id: part.lease.0,
+        part: part.index,
     };
     send(&mut link, Body::OfferSnapshots(offer)).await?;
     let answer = link.receiver.recv().await.map_err(|e| e.to_string())?;
