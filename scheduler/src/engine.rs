@@ -17,6 +17,7 @@
 
 pub(crate) mod assignment;
 mod clients;
+mod destinations;
 mod durable;
 mod handover;
 mod interruptions;

@@ -333,6 +333,11 @@ impl Pool {
         devices.get(device_ref.index as usize)
     }
 
+    /// Returns whether a worker is known, and does not drain.
+    pub(crate) fn stays(&self, worker: WorkerId) -> bool {
+        self.get(worker).is_some_and(|known| !known.is_draining())
+    }
+
     /// Returns whether a worker will stay, and has `count` devices that meet `requirement`.
     pub(crate) fn can_keep(
         &self,

@@ -120,7 +120,7 @@ pub enum EndReason {
     },
     /// A lease on several workers was interrupted, and there were too few devices for it to go on.
     #[error(
-        "{cause}, and too few devices became free for the lease at the workers that have its snapshots: {workers}"
+        "{cause}, and too few devices became free for the lease, at the workers that have its snapshots ({workers}) or at others like them"
     )]
     NotResumed {
         /// What has interrupted the lease.

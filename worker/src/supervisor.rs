@@ -376,10 +376,9 @@ impl Supervisor {
         let leases = lock(&self.leases);
         let suspended = leases.get(&lease).filter(|lease| lease.is_suspended);
         match suspended {
-            Some(running) if !own.is_empty() => {
-                lock(&self.kept_for_others).hold_own(running.part, own);
-            }
-            Some(_) => {}
+            // Those of other parts may be kept here, and its own ones may be held by now.
+            Some(_) if own.is_empty() => lock(&self.kept_for_others).hold(lease),
+            Some(running) => lock(&self.kept_for_others).hold_own(running.part, own),
             None => drop(lock(&self.restarts).remove(&lease)),
         }
     }

@@ -100,8 +100,12 @@ impl HeldLease {
         let cause = sanitize(&suspended.cause, MESSAGE_CHARS).to_string();
         match (waits_for.is_empty(), cause.is_empty()) {
             (true, _) => warn!("lease {lease} is suspended"),
-            (false, true) => info!("lease {lease} waits for devices of {waits_for}"),
-            (false, false) => warn!("lease {lease} waits for devices of {waits_for}: {cause}"),
+            (false, true) => {
+                info!("lease {lease} waits for devices of {waits_for}, or like ones elsewhere")
+            }
+            (false, false) => warn!(
+                "lease {lease} waits for devices of {waits_for}, or like ones elsewhere: {cause}"
+            ),
         }
         self.watch.suspend(&waits_for, &cause);
     }

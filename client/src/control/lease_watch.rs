@@ -167,7 +167,9 @@ impl LeaseWatch {
         let event = match waits_for.is_empty() {
             true => LeaseEvent::Suspended,
             false => LeaseEvent::Waiting {
-                reason: format!("{cause}; the lease waits for devices of {waits_for}"),
+                reason: format!(
+                    "{cause}; the lease waits for devices of {waits_for}, or like ones elsewhere"
+                ),
             },
         };
         let reason = format!("{cause}, and the lease had no snapshot to go on from");

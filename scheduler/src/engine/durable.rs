@@ -2,8 +2,10 @@
 //!
 //! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker
 //! that has as many devices on which the sessions could go on, as [`Requirement`] says: of the same
-//! fingerprint, or of the same kind. It has no devices of the lease itself: an all-reduce first adds up what
-//! the devices of each worker contribute, so devices of two workers must not come together on one.
+//! fingerprint, or of the same kind. It has no devices of the lease itself, if possible: an all-reduce
+//! first adds up what the devices of each worker contribute, so devices of two workers must not come
+//! together on one. If there is no other worker, one of the lease's own is the keeper of another one, and
+//! hands the snapshots over when the lease has to go on elsewhere (`destinations.rs`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -101,7 +103,8 @@ impl Engine {
         }
         if let Some(before) = before.filter(|before| !stays(&before)) {
             let mut others = lease.keepers.values();
-            match others.any(|keeper| keeper.worker == before.worker) {
+            let keeps_other_part = others.any(|keeper| keeper.worker == before.worker);
+            match keeps_other_part || lease.workers().contains(&before.worker) {
                 true => self.drop_part(before.worker, id, before.part),
                 false => self.drop_snapshots(before.worker, id),
             }
@@ -110,10 +113,12 @@ impl Engine {
     }
 
     /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
-    /// can go on, or if it is from a record and may yet join; or else a connected worker, with free
-    /// devices first, and then with the fewest leases whose snapshots it keeps. The present keeper gives
+    /// can go on, or if it is from a record and may yet join; or else a connected worker, those first
+    /// that have nothing else of the lease, then those with free devices, and then those that keep the
+    /// snapshots of the fewest leases. The present keeper gives
     /// way to another one if its stream has been down for a while, as it may be lost, or if the sessions
-    /// must move soon and only the other one has free devices. Nobody if no other devices could take the
+    /// must move soon and only the other one has free devices, or if it has devices of the lease and the
+    /// other one has not. Nobody if no other devices could take the
     /// place of those of `source`; `None` if one of these is not known.
     fn choose_keeper(
         &self,
@@ -136,10 +141,13 @@ impl Engine {
         let others = lease.keepers.iter().filter(|(of, _)| **of != source);
         let others: Vec<_> = others.map(|(_, keeper)| keeper.worker).collect();
         let can_keep = |worker: &WorkerId| {
-            !workers.contains(worker)
-                && self.pool.can_keep(*worker, &requirement, count)
-                // It could not start the lease before it has released it.
-                && !self.pool.is_ending(*worker, id)
+            let fits = match workers.contains(worker) {
+                // The sessions will not go on there.
+                true => *worker != source && self.pool.stays(*worker),
+                false => self.pool.can_keep(*worker, &requirement, count),
+            };
+            // It could not start the lease before it has released it.
+            fits && !self.pool.is_ending(*worker, id)
         };
         let has_free = |worker: &WorkerId| {
             let free = self.pool.free_fitting(*worker, id, &requirement, count);
@@ -147,12 +155,16 @@ impl Engine {
         };
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
+        let candidates: Vec<_> = candidates.collect();
+        let is_of_lease = |worker: &WorkerId| workers.contains(worker);
+        let has_other = candidates.iter().any(|worker| !is_of_lease(worker));
         let is_draining = self.pool.is_draining(source);
         let is_good = |worker: &WorkerId| {
             // A stream that breaks only for a moment costs no snapshots.
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE
                 && (!is_draining || has_free(worker))
                 && !others.contains(worker)
+                && (!has_other || !is_of_lease(worker))
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
         let recorded = present.filter(|worker| self.may_yet_join(*worker));
@@ -165,12 +177,19 @@ impl Engine {
             // Another worker would get no snapshots as long as the lease's worker has no stream.
             None if !self.pool.is_connected(source) => present.or(recorded),
             None => {
-                let best = candidates.min_by_key(|worker| {
+                let best = candidates.into_iter().min_by_key(|worker| {
                     let leases = kept.get(worker).copied().unwrap_or_default();
                     let is_other = others.contains(worker);
                     let differs = !self.pool.has_equal(*worker, &requirement, count);
                     let is_new = Some(*worker) != present;
-                    (!has_free(worker), is_other, is_new, differs, leases)
+                    (
+                        is_of_lease(worker),
+                        !has_free(worker),
+                        is_other,
+                        is_new,
+                        differs,
+                        leases,
+                    )
                 });
                 best.or(present).or(recorded)
             }

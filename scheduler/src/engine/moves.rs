@@ -160,6 +160,7 @@ impl Engine {
         let held_back = self.pool.take_held_back();
         for (.., id) in without_devices {
             if !self.try_move(id) {
+                self.seek_destination(id);
                 self.report_standing(id);
                 self.hold_back_devices(id);
             }
@@ -277,11 +278,21 @@ impl Engine {
         (!elsewhere.devices.is_empty()).then_some(elsewhere)
     }
 
-    /// Holds back the free devices for which a lease without devices waits.
+    /// Holds back the free devices for which a lease without devices waits, or where it goes on once its
+    /// snapshots are there.
     pub(super) fn hold_back_devices(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
+        if let Some(workers) = self.destinations(id, lease) {
+            let parts = lease.parts.iter().zip(workers);
+            let free = parts.filter_map(|(part, worker)| {
+                let (requirement, count) = (&part.requirement, part.devices);
+                self.pool.free_fitting(worker, id, requirement, count)
+            });
+            let free = free.flatten().collect();
+            return self.pool.hold_back(id, free);
+        }
         let mut held = BTreeSet::new();
         for place in self.places(id, lease) {
             let workers = place.workers.iter().map(|candidate| candidate.worker);

@@ -3,19 +3,19 @@
 //! administrator has suspended.
 //!
 //! The snapshots of a suspended lease are at its *holders*: the worker that ran it, and its keeper, as
-//! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease is resumed, it goes on at a holder as soon as that
-//! has free devices, before any request of the queue. It ends if its last holder is lost, or if its
-//! client is away for longer than other leases outlive their client.
+//! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease
+//! is resumed, it goes on at a holder as soon as that has free devices, before any request of the queue;
+//! or, if other workers have free devices first, at one of these (`destinations.rs`). It ends if its last
+//! holder is lost, or if its client is away for longer than other leases outlive their client.
 //!
 //! A lease that ran on several workers is suspended in parts, one for each worker. All go on at the
-//! same time, each on the devices of one holder of the part's snapshots.
+//! same time, each on the devices of a worker of its own.
 
 use std::collections::BTreeSet;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
-use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, Suspender};
@@ -136,7 +136,7 @@ impl Engine {
         };
         let parts = lease.devices_by_worker().into_iter().map(part);
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        match can_be_placed(&parts) {
+        match have_snapshots(&parts) {
             true => Ok(parts),
             false => Err(CannotMove::NoHolder),
         }
@@ -324,7 +324,7 @@ impl Engine {
             for part in &mut lease.parts {
                 part.holders.retain(|holder| *holder != worker);
             }
-            if lease.is_suspended() && !can_be_placed(&lease.parts) {
+            if lease.is_suspended() && !have_snapshots(&lease.parts) {
                 over.push(id);
             }
         }
@@ -334,11 +334,9 @@ impl Engine {
     }
 }
 
-/// Returns whether the parts of a lease have holders on which they could go on at the same time, or are
-/// in a store. Devices of two workers must not come together on one.
-pub(super) fn can_be_placed(parts: &[SuspendedPart]) -> bool {
-    // Workers with the store may join.
-    let in_memory = parts.iter().filter(|part| part.store.is_none());
-    let holders = in_memory.map(|part| part.holders.clone());
-    assign(&holders.collect::<Vec<_>>()).is_some()
+/// Returns whether each part of a lease has a holder, or is in a store. One worker may hold several parts,
+/// although these cannot go on there at the same time.
+fn have_snapshots(parts: &[SuspendedPart]) -> bool {
+    let has_them = |part: &SuspendedPart| part.store.is_some() || !part.holders.is_empty();
+    parts.iter().all(has_them)
 }

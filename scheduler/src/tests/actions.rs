@@ -6,7 +6,6 @@ use super::world::{
     KnownWorker, SimLease, SimRequest, SimWorker, World, can_replace, engine_at, store_of,
 };
 use super::*;
-use crate::engine::assignment::tests::is_possible;
 use crate::lease::{KeptHere, Lease, SuspendedPart};
 
 /// The records that a scheduler finds after a restart.
@@ -218,6 +217,16 @@ impl World {
                 !lease.lease_devices.iter().all(is_good),
                 "{id} had all its workers"
             );
+            lease.suspend_until(until);
+        }
+    }
+
+    /// A lease whose worker was lost waits for that worker no more, as there are devices elsewhere.
+    pub(super) fn leave_lost_worker(&mut self, id: LeaseId) {
+        let leases = self.leases.as_mut();
+        let lease = leases.and_then(|leases| leases.get_mut(&id));
+        let lost_until = lease.as_ref().and_then(|lease| lease.lost_until);
+        if let (Some(lease), Some(until)) = (lease, lost_until) {
             lease.suspend_until(until);
         }
     }
@@ -638,12 +647,10 @@ impl World {
     }
 }
 
-/// Returns whether the parts of a lease could go on at the same time: each is in a store, or at a worker
-/// of its own.
+/// Returns whether each part of a lease is in a store, or at a worker.
 fn can_go_on(parts: &[SuspendedPart]) -> bool {
-    let in_memory = parts.iter().filter(|part| part.store.is_none());
-    let holders = in_memory.map(|part| part.holders.clone());
-    is_possible(&holders.collect::<Vec<_>>())
+    let mut lost = parts.iter();
+    !lost.any(|part| part.store.is_none() && part.holders.is_empty())
 }
 
 impl SimLease {

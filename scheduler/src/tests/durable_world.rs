@@ -96,12 +96,15 @@ impl World {
         assert_ne!(source.worker, keeper.worker);
         let known = self.engine.leases().get(part.lease).unwrap();
         let workers = match known.is_suspended() {
-            // It drains, and hands its snapshots over.
-            true => known.holders(),
+            // It hands its snapshots over.
+            true => known.parts[part.index as usize]
+                .holders
+                .iter()
+                .copied()
+                .collect(),
             false => known.workers(),
         };
         assert!(workers.contains(&source.worker));
-        assert!(known.is_suspended() || !workers.contains(&keeper.worker));
         for peer in [source, keeper] {
             let i = self.connected_worker(peer.worker);
             assert_eq!(peer.endpoint, endpoint(peer.worker.0));
@@ -111,7 +114,7 @@ impl World {
     }
 
     /// Every durable lease has a keeper for each of its workers, if another worker has
-    /// as many such devices and stays. A lease that is lost can move, or its keeper has too few free
+    /// as many such devices and stays, or if it has several workers. A lease that is lost can move, or its keeper has too few free
     /// devices, or its client is away.
     pub(super) fn check_keepers(&self) {
         let free = self.free();
@@ -156,6 +159,19 @@ impl World {
                 let is_draining = own.is_some_and(KnownWorker::is_draining);
                 let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
                 assert!(!must_move || !has_room, "{id} could move");
+                let kept_at = lease.only_keeper().filter(|keeper| keeper.is_kept);
+                let kept_at = kept_at.map(|keeper| &self.workers[keeper.worker.0 as usize]);
+                let known = kept_at.and_then(|worker| worker.known.as_ref());
+                let can_send = known.is_some_and(|it| it.connected && !it.is_draining());
+                let is_free_at = |worker: &SimWorker| {
+                    let ends = worker.unanswered.contains(&id);
+                    let fitting = free.iter();
+                    let fitting = fitting.filter(|it| fits_at(it, WorkerId(worker.id)));
+                    !ends && fitting.count() >= lease.lease_devices.len()
+                };
+                let is_anywhere = self.workers.iter().any(is_free_at);
+                let waits_in_vain = lease.lost().is_some() && can_send && is_anywhere;
+                assert!(!waits_in_vain, "{id} could go on elsewhere");
             }
         }
     }
@@ -181,13 +197,16 @@ impl World {
         let largest = known.map(|device| device.memory_bytes).max();
         let memory_bytes = largest.unwrap_or_default();
         let workers = lease.workers();
+        let is_of_lease = |worker: &SimWorker| workers.contains(&WorkerId(worker.id));
         let can_keep = |worker: &SimWorker| {
             let known = worker.known.as_ref().filter(|known| !known.is_draining());
             let devices = known.into_iter().flat_map(|known| &known.devices);
             let equal = devices.filter(|d| is_like(d) && d.memory_bytes >= memory_bytes);
-            !workers.contains(&WorkerId(worker.id))
-                && !worker.unanswered.contains(&id)
-                && equal.count() >= own_devices.len()
+            let fits = match is_of_lease(worker) {
+                true => worker.id != own.0 && known.is_some(),
+                false => equal.count() >= own_devices.len(),
+            };
+            fits && !worker.unanswered.contains(&id)
         };
         let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
         let keeper = lease.keepers.get(&own);
@@ -209,9 +228,20 @@ impl World {
             let is_possible = own_devices.iter().all(|it| it.is_some_and(is_like));
             let is_connected =
                 |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
-            let is_expected = is_possible
-                && own_worker.is_some_and(|it| it.connected)
-                && keepers.into_iter().any(is_connected);
+            let mut connected = keepers.into_iter().filter(|it| is_connected(it));
+            let is_of_other = |worker: &SimWorker| !is_of_lease(worker);
+            let has_other = connected.clone().any(is_of_other);
+            let knows_own = own_worker.is_some_and(|it| it.connected);
+            // One from a record may yet join.
+            let is_of_lease = keeper.is_some_and(|it| {
+                let known = self.workers[it.worker.0 as usize].known.as_ref();
+                workers.contains(&it.worker) && known.is_some()
+            });
+            assert!(
+                !is_of_lease || !has_other || !knows_own,
+                "{id} is kept by a worker of its own"
+            );
+            let is_expected = is_possible && knows_own && connected.next().is_some();
             assert!(keeper.is_some() || !is_expected, "{id} has no keeper");
             assert!(
                 keeper.is_none() || own_may_join || is_possible,
@@ -221,22 +251,29 @@ impl World {
     }
 
     /// A suspended lease all of whose holders drain has another worker that takes its snapshots, if
-    /// there is one.
+    /// there is one. So has a lease that was resumed, if it could go on with the snapshots elsewhere.
     fn check_handover(&self, id: LeaseId, lease: &Lease) {
         if !lease.is_suspended() {
             return;
         }
         let known = |worker: &WorkerId| self.workers[worker.0 as usize].known.as_ref();
+        let destinations = self.check_destinations(id, lease);
         for (source, keeper) in &lease.keepers {
+            let part = &lease.parts[keeper.part as usize];
             let drains = known(source).is_some_and(KnownWorker::is_draining);
             let stays = known(&keeper.worker).is_some_and(|it| !it.is_draining());
-            assert!(self.leases.is_none() || drains && stays, "{id} hands over");
-            assert!(lease.holders().contains(source), "{id}");
+            let is_needed = drains || destinations.contains(&keeper.worker);
+            assert!(
+                self.leases.is_none() || is_needed && stays,
+                "{id} hands over"
+            );
+            assert!(part.holders.contains(source), "{id}");
         }
-        for part in lease.parts.iter().filter(|part| part.store.is_none()) {
+        for (index, part) in (0..).zip(&lease.parts) {
             let mut holders = part.holders.iter();
             let all_drain = holders.all(|it| known(it).is_some_and(KnownWorker::is_draining));
-            let Some(source) = part.holders.first().filter(|_| all_drain) else {
+            let source = part.holders.first().filter(|_| all_drain);
+            let Some(source) = source.filter(|_| part.store.is_none()) else {
                 continue;
             };
             let is_there = known(source).is_some_and(|known| known.connected);
@@ -244,38 +281,79 @@ impl World {
             if !is_there || source_worker.unanswered.contains(&id) {
                 continue;
             }
-            let its = lease.parts.iter().filter(|it| it.holders.contains(source));
-            let its: Vec<_> = its.collect();
-            let could_hold = |worker: &&SimWorker| {
+            let could_hold = |worker: &SimWorker| {
                 let Some(known) = worker.known.as_ref() else {
                     return false;
                 };
-                let fits = |part: &&SuspendedPart| {
-                    let devices = known.devices.iter();
-                    let fitting = devices.filter(|device| part.requirement.accepts(device));
-                    fitting.count() >= part.devices
-                };
-                let is_free = !worker.unanswered.contains(&id) && worker.id != source.0;
-                let holders_after = |part: &SuspendedPart| -> Vec<WorkerId> {
-                    let keeper = |holder: &WorkerId| match holder == source {
-                        true => Some(WorkerId(worker.id)),
-                        false => lease.keepers.get(holder).map(|keeper| keeper.worker),
-                    };
-                    let after = part.holders.iter();
-                    after.map(|it| keeper(it).unwrap_or(*it)).collect()
-                };
-                let in_memory = lease.parts.iter().filter(|part| part.store.is_none());
-                let after: Vec<_> = in_memory.map(holders_after).collect();
-                is_possible(&after)
+                let devices = known.devices.iter();
+                let fitting = devices.filter(|device| part.requirement.accepts(device));
+                fitting.count() >= part.devices
                     && known.connected
                     && !known.is_draining()
-                    && is_free
-                    && its.iter().all(fits)
+                    && !worker.unanswered.contains(&id)
+                    && worker.id != source.0
             };
-            let has_keeper = lease.keepers.contains_key(source);
-            let is_possible = self.workers.iter().any(|it| could_hold(&it));
+            // It may hand another part over first.
+            let has_keeper = lease.keepers.contains_key(source)
+                || lease.keepers.values().any(|keeper| keeper.part == index);
+            let is_possible = self.workers.iter().any(could_hold);
             assert!(has_keeper || !is_possible, "{id} is not handed over");
         }
+    }
+
+    /// A lease that was resumed and could go on if its snapshots were elsewhere has devices held back for
+    /// all its parts, and a holder sends the snapshots to a worker that lacks them. Returns the workers
+    /// whose devices are held back for it.
+    fn check_destinations(&self, id: LeaseId, lease: &Lease) -> BTreeSet<WorkerId> {
+        let held_back = self.engine.held_back().iter();
+        let held_back = held_back.filter(|(_, holder)| **holder == id);
+        let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
+        let workers: BTreeSet<_> = held_back.iter().map(|it| it.worker).collect();
+        if !matches!(lease.standing, Standing::Resuming { .. }) {
+            return BTreeSet::new();
+        }
+        let free = self.free();
+        let is_there = |holder: &WorkerId| {
+            let worker = &self.workers[holder.0 as usize];
+            let is_connected = worker.known.as_ref().is_some_and(|known| known.connected);
+            is_connected && !worker.unanswered.contains(&id)
+        };
+        let candidates = lease.parts.iter().map(|part| {
+            let fits = |worker: &WorkerId| {
+                let fitting = free.iter().filter(|free| {
+                    let other = self.engine.held_back().get(free);
+                    free.worker == *worker
+                        && part.requirement.accepts(self.device(**free))
+                        && other.is_none_or(|other| *other == id)
+                });
+                let ends = self.workers[worker.0 as usize].unanswered.contains(&id);
+                let has_snapshots = part.holders.contains(worker)
+                    || part.store.is_some() && part.store == store_of(*worker);
+                let can_have = has_snapshots || part.holders.iter().any(is_there);
+                !ends && fitting.count() >= part.devices && can_have
+            };
+            let workers = self.workers.iter().map(|worker| WorkerId(worker.id));
+            workers.filter(fits).collect()
+        });
+        let candidates: Vec<Vec<_>> = candidates.collect();
+        if is_possible(&candidates) {
+            let needed: usize = lease.parts.iter().map(|part| part.devices).sum();
+            assert_eq!(held_back.len(), needed, "{id} could go on elsewhere");
+            let lacks = |part: &&SuspendedPart| {
+                let mut with_snapshots = part
+                    .holders
+                    .iter()
+                    .copied()
+                    .chain(self.with_store(part.store));
+                !with_snapshots.any(|it| workers.contains(&it))
+            };
+            let missing = lease.parts.iter().filter(lacks).count();
+            assert!(
+                missing == 0 || !lease.keepers.is_empty(),
+                "{id} is not handed over"
+            );
+        }
+        workers
     }
 
     /// A lease that was resumed can go on, or its holders have too few free devices, or its client is
@@ -316,8 +394,9 @@ impl World {
         assert!(has_old_process || !all_can, "{id} could go on");
     }
 
-    /// Only devices of workers that have its snapshots are held back for a lease without devices: free
-    /// ones, and fewer than it needs, or its client is away.
+    /// Only devices of workers that have its snapshots, or are to get them, are held back for a lease
+    /// without devices: free ones, and fewer than it needs, unless its client is away, or it waits for
+    /// snapshots.
     fn check_held_back(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
         let held_back = self.engine.held_back().iter();
         let held_back = held_back.filter(|(_, holder)| **holder == id);
@@ -328,8 +407,11 @@ impl World {
             .any(|client| client.attached && lease.owner == Some(ClientId(client.id)));
         let parts = lease.parts.iter().map(|part| part.devices);
         let needed = lease.lease_devices.len() + parts.sum::<usize>();
-        let most = needed.saturating_sub(usize::from(is_attached));
+        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
+        let can_be_all = !is_attached || is_resumed;
+        let most = needed.saturating_sub(usize::from(!can_be_all));
         assert!(held_back.len() <= most, "{id}");
+        let has_destinations = is_resumed && held_back.len() == needed;
         for device_ref in held_back {
             let accepts = |it: &Requirement| it.accepts(self.device(device_ref));
             let parts = lease.parts.iter().map(|part| &part.requirement);
@@ -345,7 +427,7 @@ impl World {
             let worker = device_ref.worker;
             let has_snapshots = places.any(|it| it == worker)
                 || stores.any(|store| store_of(worker) == Some(store));
-            assert!(free.contains(&device_ref) && has_snapshots);
+            assert!(free.contains(&device_ref) && (has_snapshots || has_destinations));
         }
     }
 

@@ -2,7 +2,10 @@
 
 use super::durable::*;
 use super::moves::drain;
-use super::several_workers::suspended_on_two_workers;
+use super::several_workers::{
+    drop_part, keep_each_other, kept_by_each_other, moved_to_several, suspended_on_two_workers,
+    waits_because,
+};
 use super::suspension::*;
 use super::*;
 
@@ -127,19 +130,14 @@ fn source_whose_stream_broke_is_told_again() {
     check(worker_2_beside_the_holder().into_iter().chain(broke));
 }
 
-/// The parts of a lease must not come together on one worker.
+/// One worker can hold both parts of a lease, and gets the second only if there is no other.
 #[test]
-fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
+fn parts_of_a_lease_are_handed_over_to_different_workers() {
     let drained = [
         (5, join(3, &[exact(16), exact(16)]), vec![]),
         (6, drain(1, true), vec![keep(10, 1, 3)]),
-        // Worker 3 is to be the holder of the other part.
-        (7, drain(2, true), vec![]),
-        (
-            8,
-            join(4, &[exact(16), exact(16)]),
-            vec![keep_part(10, 1, 2, 4)],
-        ),
+        (7, join(4, &[exact(16), exact(16)]), vec![]),
+        (8, drain(2, true), vec![keep_part(10, 1, 2, 4)]),
         (
             9,
             kept(1, &[(10, 3)]),
@@ -152,4 +150,173 @@ fn each_part_of_a_lease_is_handed_over_to_a_worker_of_its_own() {
         ),
     ];
     check(suspended_on_two_workers().into_iter().chain(drained));
+}
+
+/// Client 2 has the device of the only holder of lease 10, which is resumed.
+fn resumed_while_its_holder_is_busy() -> Vec<Step> {
+    let mut steps = suspended_at_worker_1();
+    steps.extend([
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
+        (6, resume(10), vec![waits_for(1, 10, &[1])]),
+    ]);
+    steps
+}
+
+#[test]
+fn resumed_lease_goes_on_where_devices_are_free_first() {
+    let elsewhere = [
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        // The device is held back for the lease meanwhile.
+        (8, request(2, 3, 1), vec![queued(2, 3, 1)]),
+        (
+            9,
+            kept(1, &[(10, 2)]),
+            vec![
+                hold(2, 10),
+                drop_snapshots(1, 10),
+                moved(1, 10, 1, 2, 0),
+                keep(10, 2, 1),
+            ],
+        ),
+    ];
+    check(
+        resumed_while_its_holder_is_busy()
+            .into_iter()
+            .chain(elsewhere),
+    );
+}
+
+#[test]
+fn handover_is_withdrawn_if_devices_of_the_holder_are_free_first() {
+    let at_holder = [
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        (8, release(2, 20), vec![end_lease(1, 20)]),
+        (
+            9,
+            released(1, 20),
+            vec![drop_snapshots(2, 10), moved(1, 10, 1, 1, 0), keep(10, 1, 2)],
+        ),
+        // A report about the handover.
+        (10, kept(1, &[(10, 2)]), vec![]),
+    ];
+    check(
+        resumed_while_its_holder_is_busy()
+            .into_iter()
+            .chain(at_holder),
+    );
+}
+
+#[test]
+fn handover_goes_to_another_worker_if_the_first_is_gone() {
+    let lost = [
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        (8, join(3, &[exact(16)]), vec![]),
+        (9, worker_left(2), vec![keep(10, 1, 3)]),
+        (10, kept(1, &[(10, 2)]), vec![]),
+        (
+            11,
+            kept(1, &[(10, 3)]),
+            vec![
+                hold(3, 10),
+                drop_snapshots(1, 10),
+                moved(1, 10, 1, 3, 0),
+                keep(10, 3, 1),
+            ],
+        ),
+    ];
+    check(resumed_while_its_holder_is_busy().into_iter().chain(lost));
+}
+
+/// The lease does not wait for the keeper's device, which another lease has.
+#[test]
+fn lost_lease_goes_on_where_devices_are_free() {
+    let waits = |cause: EndReason| Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w2".into()],
+        needs_all: false,
+        cause: Some(cause),
+    };
+    let elsewhere = [
+        (4, kept(1, &[(10, 2)]), vec![]),
+        (4, attach(2), vec![]),
+        (4, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (5, worker_left(1), vec![interrupted(1, 10, 1, 2)]),
+        // Without a device for it.
+        (6, join(3, &[exact(8)]), vec![]),
+        (
+            7,
+            join(4, &[exact(16)]),
+            vec![hold(2, 10), waits(lost(1)), keep(10, 2, 4)],
+        ),
+        // The worker is back, too late.
+        (
+            8,
+            join_holding(1, &[exact(16)], &[(10, 0)]),
+            vec![end_lease(1, 10)],
+        ),
+        (
+            9,
+            kept(2, &[(10, 4)]),
+            vec![
+                hold(4, 10),
+                drop_snapshots(2, 10),
+                moved(1, 10, 1, 4, 0),
+                keep(10, 4, 2),
+            ],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(elsewhere));
+}
+
+/// The only other worker of the lease has the snapshots of the lost one, and no device for them.
+#[test]
+fn lease_that_had_the_whole_pool_goes_on_when_a_worker_joins() {
+    let replaced = [
+        (
+            3,
+            worker_left(1),
+            vec![end_and_keep(2, 10), waits_because(lost(1), &["w2"])],
+        ),
+        (4, released(2, 10), vec![]),
+        (5, attach(2), vec![]),
+        // One device of two.
+        (5, join(3, &[exact(16)]), vec![]),
+        (6, join(4, &[exact(16), exact(16)]), vec![keep(10, 2, 4)]),
+        (7, request(2, 2, 2), vec![queued(2, 2, 1)]),
+        (8, kept(2, &[(10, 4)]), {
+            let moved = moved_to_several(1, &[(4, 0, 16), (4, 1, 16), (2, 0, 16)]);
+            vec![
+                hold(4, 10),
+                drop_part(2, 0),
+                moved,
+                keep_part(10, 1, 2, 3),
+                keep(10, 4, 2),
+            ]
+        }),
+    ];
+    check(kept_by_each_other().into_iter().chain(replaced));
+}
+
+/// Both workers of a lease are restarted, one after the other, and there are no others.
+#[test]
+fn workers_of_a_lease_that_has_the_whole_pool_are_replaced_one_by_one() {
+    let replaced = [
+        (3, leaving(1), vec![drop_part(1, 1)]),
+        (
+            4,
+            worker_left(1),
+            vec![end_and_keep(2, 10), waits_because(left(1), &["w2"])],
+        ),
+        (5, released(2, 10), vec![]),
+        (6, join(3, &[exact(16), exact(16)]), vec![keep(10, 2, 3)]),
+        (7, kept(2, &[(10, 3)]), {
+            let moved = moved_to_several(1, &[(3, 0, 16), (3, 1, 16), (2, 0, 16)]);
+            let mut commands = vec![hold(3, 10), drop_part(2, 0), moved];
+            commands.extend(keep_each_other(3, 2));
+            commands
+        }),
+    ];
+    check(kept_by_each_other().into_iter().chain(replaced));
 }

@@ -6,6 +6,24 @@ use super::suspension::*;
 use super::*;
 use crate::CannotMove;
 
+/// A command, after which the two workers of the lease keep the snapshots of each other, as there are no
+/// others.
+fn then_keep(command: Command) -> Vec<Command> {
+    let mut commands = vec![command];
+    commands.extend(keep_each_other(1, 2));
+    commands
+}
+
+/// The workers that run the first and the second part of the lease keep the snapshots of each other.
+pub(super) fn keep_each_other(first: u64, second: u64) -> [Command; 2] {
+    let mut keep = [keep(10, first, second), keep_part(10, 1, second, first)];
+    // In the order of the workers' ids.
+    if first > second {
+        keep.reverse();
+    }
+    keep
+}
+
 /// Lease 10 of client 1 has two devices of worker 1 and one of worker 2, which have its snapshots.
 fn on_two_workers() -> Vec<Step> {
     let devices = [(1, 0, exact(16)), (1, 1, exact(16)), (2, 0, exact(16))];
@@ -16,12 +34,22 @@ fn on_two_workers() -> Vec<Step> {
         (
             1,
             request_durable_of(3, 1, 1),
-            vec![granted(1, 1, &devices)],
+            then_keep(granted(1, 1, &devices)),
         ),
         (1, restorable(1, 10, true), vec![]),
         (2, kept(1, &[(10, 1)]), vec![]),
         (2, kept(2, &[(10, 2)]), vec![]),
     ]
+}
+
+/// As before, and each worker has the snapshots of the other one.
+pub(super) fn kept_by_each_other() -> Vec<Step> {
+    let mut steps = on_two_workers();
+    steps.extend([
+        (2, kept_parts(1, &[(10, 0, 1), (10, 0, 2)]), vec![]),
+        (2, kept_parts(2, &[(10, 1, 2), (10, 1, 1)]), vec![]),
+    ]);
+    steps
 }
 
 fn interrupted_at(worker_id: u64) -> Event {
@@ -67,7 +95,7 @@ fn waits_for_both() -> Command {
 }
 
 /// The lease has moved to these devices, each with its worker, index and GiB.
-fn moved_to_several(epoch: u64, devices: &[(u64, u32, u64)]) -> Command {
+pub(super) fn moved_to_several(epoch: u64, devices: &[(u64, u32, u64)]) -> Command {
     let leased = |&(worker, index, gib): &(u64, u32, u64)| LeasedDevice {
         device_ref: device_ref(worker, index),
         grant: GrantNumber::ZERO,
@@ -101,7 +129,7 @@ fn lease_goes_on_when_all_its_workers_have_released_it() {
         (4, released(2, 10), vec![]),
         // The worker's report may come once more.
         (4, interrupted_at(2), vec![]),
-        (5, released(1, 10), vec![moved_back(1)]),
+        (5, released(1, 10), then_keep(moved_back(1))),
     ];
     let engine = check(interrupted_at_2().into_iter().chain(released));
     assert_eq!(engine.lease(LeaseId(10)).unwrap().epoch, 1);
@@ -111,7 +139,7 @@ fn lease_goes_on_when_all_its_workers_have_released_it() {
 fn lease_goes_on_again_and_again() {
     let again = [
         (4, released(2, 10), vec![]),
-        (5, released(1, 10), vec![moved_back(1)]),
+        (5, released(1, 10), then_keep(moved_back(1))),
         (6, kept(1, &[(10, 1)]), vec![]),
         (
             7,
@@ -120,7 +148,7 @@ fn lease_goes_on_again_and_again() {
             ended_by_death(2),
         ),
         (8, released(1, 10), vec![]),
-        (9, released(2, 10), vec![moved_back(2)]),
+        (9, released(2, 10), then_keep(moved_back(2))),
     ];
     check(interrupted_at_2().into_iter().chain(again));
 }
@@ -132,8 +160,17 @@ fn other_requests_do_not_get_its_devices_meanwhile() {
         (4, attach(2), vec![]),
         (4, request(2, 2, 1), vec![queued(2, 2, 1)]),
         (5, released(1, 10), vec![]),
-        (6, released(2, 10), vec![moved_back(1)]),
-        (7, release(1, 10), vec![end_lease(1, 10), end_lease(2, 10)]),
+        (6, released(2, 10), then_keep(moved_back(1))),
+        (
+            7,
+            release(1, 10),
+            vec![
+                end_lease(1, 10),
+                end_lease(2, 10),
+                drop_snapshots(1, 10),
+                drop_snapshots(2, 10),
+            ],
+        ),
         (8, released(1, 10), vec![granted(2, 2, &devices)]),
     ];
     check(interrupted_at_2().into_iter().chain(other));
@@ -169,6 +206,8 @@ fn lease_ends_without_the_snapshots_of_another_worker() {
             vec![
                 end_lease(1, 10),
                 end_lease(2, 10),
+                drop_snapshots(1, 10),
+                drop_snapshots(2, 10),
                 ended(1, 10, not_restored),
             ],
         ),
@@ -187,14 +226,14 @@ fn lease_of_workers_with_different_memory_goes_on() {
         (
             1,
             request_durable_of(2, 1, 1),
-            vec![granted(1, 1, &devices)],
+            then_keep(granted(1, 1, &devices)),
         ),
         (1, restorable(1, 10, true), vec![]),
         (2, kept(1, &[(10, 1)]), vec![]),
         (3, kept(2, &[(10, 2)]), vec![]),
         (4, interrupted_at(1), ended_by_death(1)),
         (5, released(1, 10), vec![]),
-        (6, released(2, 10), vec![moved]),
+        (6, released(2, 10), then_keep(moved)),
     ]);
 }
 
@@ -221,7 +260,7 @@ fn interrupted_lease_goes_on_before_one_that_was_resumed_earlier() {
         (
             5,
             request_durable_of(2, 1, 1),
-            vec![granted(1, 1, &[(1, 0, exact(16)), (2, 0, exact(16))])],
+            then_keep(granted(1, 1, &[(1, 0, exact(16)), (2, 0, exact(16))])),
         ),
         (5, restorable(1, 10, true), vec![]),
         (6, kept(1, &[(10, 1)]), vec![]),
@@ -232,7 +271,7 @@ fn interrupted_lease_goes_on_before_one_that_was_resumed_earlier() {
         (
             10,
             released(2, 10),
-            vec![moved_to_several(1, &[(1, 0, 16), (2, 0, 16)])],
+            then_keep(moved_to_several(1, &[(1, 0, 16), (2, 0, 16)])),
         ),
     ];
     check(steps);
@@ -244,7 +283,7 @@ fn lease_waits_for_a_worker_that_has_to_report_its_snapshots() {
     let reconnected = [
         (2, worker_disconnected(1), vec![]),
         (3, interrupted_at(2), vec![]),
-        (4, back, vec![]),
+        (4, back, keep_each_other(1, 2).into()),
         (5, interrupted_at(2), vec![]),
         (6, kept(1, &[(10, 1)]), vec![]),
         (7, interrupted_at(2), ended_by_death(2)),
@@ -283,7 +322,7 @@ fn client_that_was_away_learns_where_its_lease_goes_on() {
         (
             6,
             attach_claiming(1, &[(10, &[(1, 0), (1, 1), (2, 0)])]),
-            vec![moved_back(1)],
+            then_keep(moved_back(1)),
         ),
     ];
     check(on_two_workers().into_iter().chain(away));
@@ -306,7 +345,7 @@ pub(super) fn suspended_on_two_workers() -> Vec<Step> {
 
 #[test]
 fn lease_is_suspended_on_all_its_workers() {
-    let resumed = [(6, resume(10), vec![moved_back(1)])];
+    let resumed = [(6, resume(10), then_keep(moved_back(1)))];
     check(suspended_on_two_workers().into_iter().chain(resumed));
 }
 
@@ -325,7 +364,7 @@ fn resumed_lease_waits_for_devices_of_all_its_workers() {
         (5, released(1, 10), vec![]),
         (6, resume(10), vec![waits_for_both()]),
         (7, release(2, 20), vec![end_lease(2, 20)]),
-        (8, released(2, 20), vec![moved_back(1)]),
+        (8, released(2, 20), then_keep(moved_back(1))),
     ];
     check(on_two_workers().into_iter().chain(turns));
 }
@@ -361,7 +400,12 @@ fn kept_by_worker_3() -> Vec<Step> {
         (
             2,
             join(3, &[exact(16), exact(16)]),
-            vec![keep(10, 1, 3), keep_part(10, 1, 2, 3)],
+            vec![
+                drop_part(2, 0),
+                keep(10, 1, 3),
+                drop_part(1, 1),
+                keep_part(10, 1, 2, 3),
+            ],
         ),
         (2, kept(1, &[(10, 1), (10, 3)]), vec![]),
         (2, kept(2, &[(10, 2), (10, 3)]), vec![]),
@@ -369,7 +413,7 @@ fn kept_by_worker_3() -> Vec<Step> {
     steps
 }
 
-fn waits_because(cause: EndReason, workers: &[&str]) -> Command {
+pub(super) fn waits_because(cause: EndReason, workers: &[&str]) -> Command {
     Command::Suspended {
         client: ClientId(1),
         lease: LeaseId(10),
@@ -386,10 +430,10 @@ fn hold(holder: u64) -> Command {
     }
 }
 
-/// Worker 3 drops what it has of a part of the lease.
-fn drop_part(index: u32) -> Command {
+/// A worker drops what it has of a part of the lease.
+pub(super) fn drop_part(keeper: u64, index: u32) -> Command {
     Command::DropSnapshots {
-        keeper: WorkerId(3),
+        keeper: WorkerId(keeper),
         lease: LeaseId(10),
         part: Some(index),
     }
@@ -411,15 +455,23 @@ fn lease_goes_on_at_the_keeper_of_a_lost_worker() {
             4,
             released(2, 10),
             // The ranks of worker 1 are first, as before.
-            vec![
-                drop_part(1),
+            [
+                drop_part(3, 1),
                 moved_to_several(1, &[(3, 0, 16), (3, 1, 16), (2, 0, 16)]),
-            ],
+            ]
+            .into_iter()
+            .chain(keep_each_other(3, 2))
+            .collect(),
         ),
         (
             5,
             join(4, &[exact(16), exact(16)]),
-            vec![keep_part(10, 1, 2, 4), keep(10, 3, 4)],
+            vec![
+                drop_part(3, 1),
+                keep_part(10, 1, 2, 4),
+                drop_part(2, 0),
+                keep(10, 3, 4),
+            ],
         ),
     ];
     check(kept_by_worker_3().into_iter().chain(steps));
@@ -467,10 +519,13 @@ fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
         (
             6,
             released(1, 10),
-            vec![
-                drop_part(0),
+            [
+                drop_part(3, 0),
                 moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
-            ],
+            ]
+            .into_iter()
+            .chain(keep_each_other(1, 3))
+            .collect(),
         ),
         // It still runs its part, in a process that nobody can use.
         (
@@ -478,7 +533,11 @@ fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
             join_holding(2, &[exact(16)], &[(10, 0)]),
             vec![end_lease(2, 10)],
         ),
-        (8, released(2, 10), vec![keep_part(10, 1, 3, 2)]),
+        (
+            8,
+            released(2, 10),
+            vec![drop_part(1, 1), keep_part(10, 1, 3, 2)],
+        ),
     ];
     check(kept_by_worker_3().into_iter().chain(steps));
 }
@@ -513,10 +572,13 @@ fn lease_leaves_a_worker_that_drains_once_there_are_devices() {
         (
             8,
             released(1, 10),
-            vec![
-                drop_part(0),
+            [
+                drop_part(3, 0),
                 moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
-            ],
+            ]
+            .into_iter()
+            .chain(keep_each_other(1, 3))
+            .collect(),
         ),
     ];
     check(kept_by_worker_3().into_iter().chain(drained));

@@ -295,6 +295,9 @@ impl World {
                 {
                     self.suspend_for_worker(*lease);
                 }
+                if cause.is_some() {
+                    self.leave_lost_worker(*lease);
+                }
                 self.check_suspended(*client, *lease);
             }
             Command::KeepSnapshots {

@@ -113,9 +113,12 @@ fn resumed_text(resumed: &ResumedLease) -> String {
     } = resumed;
     match (waits_for.is_empty(), needs_all) {
         (true, _) => format!("goes on at {}", names(workers, "and")),
-        (false, false) => format!("goes on when {} has devices for it", names(waits_for, "or")),
+        (false, false) => format!(
+            "goes on when {}, or another worker, has devices for it",
+            names(waits_for, "or")
+        ),
         (false, true) => format!(
-            "goes on when {} have devices for it",
+            "goes on when {}, or other workers, have devices for it",
             names(waits_for, "and")
         ),
     }
@@ -195,7 +198,7 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
                 false => "or",
             };
             let workers = names(&lease.suspended_at, conjunction);
-            format!("waits for devices of {workers}")
+            format!("waits for devices of {workers}, or like ones elsewhere")
         }
         _ if !lease.suspended_at.is_empty() => {
             format!(
@@ -286,8 +289,8 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
 000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has devices of several workers
 000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
 000000000000009d  research  ci                                       0  suspended; its state is at worker gpu-1
-000000000000009e  research  ci                                       0  waits for devices of worker gpu-1 or worker gpu-2
-000000000000009f  research  ci                                       0  waits for devices of worker gpu-1 and worker gpu-2
+000000000000009e  research  ci                                       0  waits for devices of worker gpu-1 or worker gpu-2, or like ones elsewhere
+000000000000009f  research  ci                                       0  waits for devices of worker gpu-1 and worker gpu-2, or like ones elsewhere
 ";
         assert_eq!(to_table(&leases()), expected);
         assert_eq!(to_table(&[]), "the pool has no leases\n");
@@ -308,15 +311,15 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
         assert_eq!(runs, "goes on at worker gpu-1 and worker gpu-2");
         assert_eq!(
             text(vec![], both(), false),
-            "goes on when worker gpu-1 or worker gpu-2 has devices for it"
+            "goes on when worker gpu-1 or worker gpu-2, or another worker, has devices for it"
         );
         assert_eq!(
             text(vec![], in_store(), false),
-            "goes on when a worker with snapshot store 00000000000000ab has devices for it"
+            "goes on when a worker with snapshot store 00000000000000ab, or another worker, has devices for it"
         );
         assert_eq!(
             text(vec![], both(), true),
-            "goes on when worker gpu-1 and worker gpu-2 have devices for it"
+            "goes on when worker gpu-1 and worker gpu-2, or other workers, have devices for it"
         );
     }
 

@@ -235,6 +235,30 @@ fn mlp_on_two_workers_trains_on_when_workers_are_stopped() {
     });
 }
 
+/// The lease has all devices of the pool, so each of its workers keeps the snapshots of the other one,
+/// and gives them to the worker that takes the other one's place.
+#[test]
+fn mlp_on_two_workers_trains_on_when_one_of_a_pool_of_two_is_killed() {
+    let _alone = training_lock();
+    let workers = ["flex", "flex"];
+    let kill = |cluster: &mut Cluster, count: usize| {
+        let mut running = Vec::new();
+        cluster.wait("each worker to have the snapshots of both", || {
+            let workers = (0..).zip(&cluster.workers);
+            // A session has two snapshots at most.
+            let has_both = |worker: &Process| {
+                !worker.processes_of_leases().is_empty() && worker.snapshots_bytes().len() > 2
+            };
+            let with_both = workers.filter(|(_, worker)| has_both(worker));
+            running = with_both.map(|(index, _)| index).collect();
+            running.len() == RANKS
+        });
+        cluster.workers[running[count % RANKS]].kill();
+        cluster.add_worker("flex");
+    };
+    check_disturbed::<Mlp>(&start(&workers), &workers, RANKS, 4, kill);
+}
+
 #[test]
 fn mlp_on_two_workers_trains_on_when_both_are_killed() {
     let _alone = training_lock();

@@ -107,6 +107,32 @@ fn suspended_training_goes_on_although_its_worker_is_killed() {
     assert_eq!(events, expected);
 }
 
+/// Another program has the device of the only worker with the snapshots when the lease is resumed.
+#[test]
+fn resumed_training_goes_on_at_a_worker_that_is_free() {
+    let mut cluster = Cluster::start(&["flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let administrator = Administrator::of(&cluster);
+    let mut other = None;
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
+        if step != 8 {
+            return;
+        }
+        let id = administrator.suspend_running();
+        other = Some(pool.lease(LeaseRequest::devices(1)).unwrap());
+        let text = administrator.command(&["resume", &id]).unwrap();
+        let waits = "goes on when worker worker-0, or another worker, has devices for it";
+        assert_eq!(text, format!("lease {id} {waits}\n"));
+        cluster.add_worker("flex");
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    let running: Vec<_> = cluster.workers.iter().collect();
+    assert_eq!(running[1].processes_of_leases().len(), 1);
+    assert_eq!((lease.ended(), other.unwrap().ended()), (None, None));
+}
+
 /// The workers that have the snapshots of a suspended lease are stopped, one after the other, and each
 /// hands them over to the next one.
 #[test]

@@ -1,0 +1,134 @@
+//! Where a lease that waits for devices could go on if its snapshots were there.
+//!
+//! The workers that have the snapshots of a lease may have no free devices while others have some, and
+//! they may be fewer than the parts of the lease. Then each part gets a destination: a worker with enough
+//! free devices, which are held back for the lease while the worker receives the snapshots
+//! (`handover.rs`).
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use super::Engine;
+use super::assignment::assign;
+use super::suspension::MAX_HELD;
+use crate::lease::{Lease, Standing, SuspendedPart};
+use crate::reason::EndReason;
+
+impl Engine {
+    /// Returns a worker with enough free devices for each part of a lease that was resumed, all
+    /// different, if there are such workers. Those that lack the snapshots of their part can get them.
+    pub(super) fn destinations(&self, id: LeaseId, lease: &Lease) -> Option<Vec<WorkerId>> {
+        if !matches!(lease.standing, Standing::Resuming { .. }) {
+            return None;
+        }
+        let candidates = (0..)
+            .zip(&lease.parts)
+            .map(|(index, part)| self.candidates_for(id, lease, index, part));
+        assign(&candidates.collect::<Vec<_>>())
+    }
+
+    /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
+    /// keeper, which has the snapshots, has too few: the lease becomes one that was suspended and resumed.
+    /// It does not wait for its worker any more.
+    pub(super) fn seek_destination(&mut self, id: LeaseId) {
+        let is_attached = self.attached_owner(id).is_some();
+        let Some(lease) = self.leases.get(id).filter(|_| is_attached) else {
+            return;
+        };
+        let (Some(reason), Some(keeper)) = (lease.lost(), lease.only_keeper()) else {
+            return;
+        };
+        let Ok(parts) = self.suspended_parts(lease, true) else {
+            return;
+        };
+        let [part] = &parts[..] else {
+            return;
+        };
+        let is_destination = |worker: WorkerId| {
+            let (requirement, count) = (&part.requirement, part.devices);
+            let free = self.pool.free_fitting(worker, id, requirement, count);
+            worker != keeper.worker
+                && free.is_some()
+                && !self.pool.is_ending(worker, id)
+                && self.to_be_held_at(worker) < MAX_HELD
+        };
+        let can_be_sent = part.holders.contains(&keeper.worker);
+        if !can_be_sent || !self.pool.ids().any(is_destination) {
+            return;
+        }
+        let cause = match reason {
+            EndReason::NotReplaced { gone, .. } => (**gone).clone(),
+            other => other.clone(),
+        };
+        let (since, rejoin_by) = (self.now, lease.rejoin_by);
+        let cause = Some(cause);
+        self.suspend_running(id, parts, Standing::Resuming { since, cause });
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.rejoin_by = rejoin_by;
+        }
+    }
+
+    /// Returns the workers with enough free devices for a part of a lease, the best first: the one where
+    /// the part ran; those that have its snapshots, or get them already; those with devices of the same
+    /// fingerprint. The worker of another part is the last.
+    fn candidates_for(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        index: u32,
+        part: &SuspendedPart,
+    ) -> Vec<WorkerId> {
+        let with_snapshots = self.holders_and_loaders(part);
+        let receiving = self.receives(lease, index);
+        let can_be_sent = self.source_of(id, lease, index, part).is_some();
+        let fits = |worker: &WorkerId| {
+            let (requirement, count) = (&part.requirement, part.devices);
+            let free = self.pool.free_fitting(*worker, id, requirement, count);
+            let has_place = || receiving == Some(*worker) || self.to_be_held_at(*worker) < MAX_HELD;
+            free.is_some()
+                && !self.pool.is_ending(*worker, id)
+                && (with_snapshots.contains(worker) || can_be_sent && has_place())
+        };
+        let mut workers: Vec<_> = self.pool.ids().filter(fits).collect();
+        workers.sort_by_cached_key(|worker| {
+            let is_own = *worker == part.source;
+            let is_of_other = !is_own && lease.parts.iter().any(|it| it.source == *worker);
+            let differs = !self
+                .pool
+                .has_equal(*worker, &part.requirement, part.devices);
+            let lacks_snapshots = !with_snapshots.contains(worker);
+            let is_new = receiving != Some(*worker);
+            (!is_own, is_of_other, lacks_snapshots, is_new, differs)
+        });
+        workers
+    }
+
+    /// Returns the worker to which the snapshots of a part of a suspended lease are being sent, if any.
+    fn receives(&self, lease: &Lease, index: u32) -> Option<WorkerId> {
+        let mut keepers = lease.keepers.values();
+        let keeper = keepers.find(|keeper| keeper.part == index)?;
+        Some(keeper.worker)
+    }
+
+    /// Returns the holder that sends the snapshots of a part of a suspended lease to another worker, or
+    /// could: it has a stream, and its process of the lease has ended.
+    pub(super) fn source_of(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        index: u32,
+        part: &SuspendedPart,
+    ) -> Option<WorkerId> {
+        let holders = || part.holders.iter().copied();
+        // If its stream breaks for a moment, the other worker must not drop what it has received.
+        let is_sending = |holder: &WorkerId| {
+            let keeper = lease.keepers.get(holder);
+            keeper.is_some_and(|keeper| keeper.part == index)
+        };
+        let is_ready = |holder: &WorkerId| {
+            self.pool.is_connected(*holder) && !self.pool.is_ending(*holder, id)
+        };
+        holders()
+            .find(is_sending)
+            .or_else(|| holders().find(is_ready))
+    }
+}
