@@ -90,6 +90,8 @@ pub enum Command {
         source: Peer,
         /// The worker that keeps the snapshots.
         keeper: Peer,
+        /// If the lease is suspended: the number of this handover, which the worker reports.
+        handover: u64,
     },
     /// Have a worker keep what it has of the snapshots of a suspended lease until
     /// [`DropSnapshots`](Self::DropSnapshots), or until the lease goes on there. Issued again when
@@ -99,6 +101,8 @@ pub enum Command {
         holder: WorkerId,
         /// The lease.
         lease: LeaseId,
+        /// The part of the lease whose snapshots to hold; `None` for all.
+        part: Option<u32>,
     },
     /// Have a worker drop the snapshots that it keeps of a lease.
     DropSnapshots {

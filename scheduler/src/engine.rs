@@ -56,6 +56,8 @@ pub struct Engine {
     queue: Queue,
     /// The number of the latest grant.
     granted: GrantNumber,
+    /// The number of the latest handover: the term, and a count in the lower half.
+    handed_over: u64,
     /// The attached clients, each with its current stream.
     clients: BTreeMap<ClientId, StreamId>,
     /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
@@ -70,6 +72,7 @@ impl Engine {
     pub fn new(options: Options, term: u64, now: Timestamp) -> Self {
         Self {
             granted: GrantNumber { term, count: 0 },
+            handed_over: term << u32::BITS,
             leases: Leases::new(now + options.adoption_window),
             options,
             started: now,

@@ -98,6 +98,19 @@ pub enum Suspender {
     Client,
 }
 
+/// What has become of a handover of snapshots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandedOver {
+    /// The part of the suspended lease.
+    pub part: PartId,
+    /// The worker that was to get the snapshots.
+    pub keeper: WorkerId,
+    /// The number of the handover, from the command.
+    pub number: u64,
+    /// Whether the keeper has the snapshots, or will not get them from this worker.
+    pub is_done: bool,
+}
+
 /// A message from a worker, or the end of its stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerEvent {
@@ -124,6 +137,8 @@ pub enum WorkerEvent {
         /// The parts of leases whose keepers have the snapshots, each with its keeper. All others of the
         /// worker have not.
         at_keepers: Vec<(PartId, WorkerId)>,
+        /// The parts of suspended leases that the worker has handed over, or could not.
+        handed_over: Vec<HandedOver>,
         /// The leases whose snapshots the worker itself has, and whether it also has room to hold
         /// them for a suspended lease.
         here: BTreeMap<LeaseId, bool>,

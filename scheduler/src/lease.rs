@@ -59,6 +59,8 @@ pub(crate) struct Lease {
     pub(crate) interrupted_at: Option<Timestamp>,
     /// What the lease had on each worker, if it is suspended.
     pub(crate) parts: Vec<SuspendedPart>,
+    /// The workers to which a handover has failed, each with the time until which it is not tried again.
+    pub(crate) avoided: BTreeMap<WorkerId, Timestamp>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
@@ -99,6 +101,8 @@ pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,
     /// The position of the part of the lease whose snapshots it keeps.
     pub(crate) part: u32,
+    /// If the lease is suspended: the number of the handover, as of the last command; 0 before that.
+    pub(crate) handover: u64,
     /// What devices must be like for these sessions to go on there.
     pub(crate) requirement: Requirement,
     /// Whether it and the lease's worker know each other, by commands on their current streams.

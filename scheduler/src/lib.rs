@@ -34,8 +34,8 @@ pub use command::{Command, LeasedDevice, Peer};
 pub use device::{Demand, DeviceFingerprint, DeviceSpec, Durability, Inventory, Requirement};
 pub use engine::Engine;
 pub use event::{
-    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HeldDevice,
-    Outages, Registration, StreamId, Suspender, WorkerEvent,
+    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HandedOver,
+    HeldDevice, Outages, Registration, StreamId, Suspender, WorkerEvent,
 };
 pub use lease::SuspendedPart;
 pub use options::Options;

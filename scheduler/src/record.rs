@@ -159,6 +159,7 @@ impl LeaseRecord {
             let keeper = Keeper {
                 worker: it.keeper,
                 part: it.part,
+                handover: 0,
                 requirement: it.requirement,
                 is_announced: false,
                 is_kept: it.is_kept,

@@ -25,7 +25,7 @@ mod suspension;
 mod workers;
 mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
@@ -34,9 +34,9 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId
 use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
-    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HeldDevice, LeasedDevice,
-    Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces, StreamId, Suspender,
-    Timestamp, WorkerEvent,
+    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HeldDevice,
+    LeasedDevice, Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces, StreamId,
+    Suspender, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -73,7 +73,8 @@ fn check_on(mut engine: Engine, steps: impl IntoIterator<Item = Step>) -> Engine
                 "step {i}: no deadline now"
             );
         }
-        let commands = engine.handle(event.clone(), at(now));
+        let numbered = with_handover_numbers(&engine, event.clone());
+        let commands = engine.handle(numbered, at(now));
         let commands = without_numbers(commands);
         assert_eq!(commands, expected, "step {i}: {event:?} at {now} ms");
     }
@@ -98,18 +99,37 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
                 assert!(!grants.is_empty(), "an end that names no grant");
                 grants.clear();
             }
+            Command::KeepSnapshots { handover, .. } => *handover = 0,
             Command::Queued { .. }
             | Command::Refused { .. }
             | Command::LeaseEnded { .. }
             | Command::Interrupted { .. }
             | Command::Suspended { .. }
             | Command::HoldSnapshots { .. }
-            | Command::KeepSnapshots { .. }
             | Command::DropSnapshots { .. }
             | Command::DropStored { .. } => {}
         }
     }
     commands
+}
+
+/// Gives reports of handovers the numbers that these have. A handover to another worker than the one that is
+/// to get the snapshots was withdrawn, and has an earlier number.
+fn with_handover_numbers(engine: &Engine, mut event: Event) -> Event {
+    if let Event::Worker {
+        worker,
+        event: WorkerEvent::SnapshotsKept { handed_over, .. },
+        ..
+    } = &mut event
+    {
+        for report in handed_over {
+            let lease = engine.leases().get(report.part.lease);
+            let keeper = lease.and_then(|lease| lease.keepers.get(worker));
+            let keeper = keeper.filter(|keeper| keeper.worker == report.keeper);
+            report.number += keeper.map_or(0, |keeper| keeper.handover);
+        }
+    }
+    event
 }
 
 /// The grant by which a lease from before a restart has its devices.

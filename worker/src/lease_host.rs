@@ -45,6 +45,9 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// dropped or the lease is granted again.
     fn hold_snapshots(&self, _lease: LeaseId) {}
 
+    /// Holds the snapshots of a part of a suspended lease that is not running here.
+    fn hold_part(&self, _part: PartId) {}
+
     /// Returns the suspended leases whose snapshots are held here.
     fn suspended_leases(&self) -> Vec<LeaseId> {
         Vec::new()

@@ -253,7 +253,11 @@ impl Registration {
                 }
             }
             worker_command::Body::HoldSnapshots(command) => {
-                self.host.hold_snapshots(LeaseId(command.lease_id));
+                let lease = LeaseId(command.lease_id);
+                match command.part {
+                    Some(index) => self.host.hold_part(PartId { lease, index }),
+                    None => self.host.hold_snapshots(lease),
+                }
             }
             worker_command::Body::DropStored(command) => {
                 let leases = command.lease_ids.into_iter().map(LeaseId);

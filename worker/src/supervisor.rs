@@ -104,6 +104,10 @@ use crate::{
     start::SWEEP_INTERVAL,
 };
 
+/// Number of devices for which a worker keeps the snapshots of others at least: each snapshot is an open
+/// file.
+const MIN_KEPT_DEVICES: usize = 16;
+
 /// Number of tasks that wait for a process to receive them.
 const TASK_QUEUE: usize = 64;
 
@@ -208,7 +212,8 @@ impl Supervisor {
         let spares = MAX_SPARES.min(devices.len());
         let kept_for_others = SnapshotBounds {
             max_bytes: settings.kept_for_others_bytes,
-            devices: devices.len(),
+            // What is kept for a lease that has the whole pool need not be able to go on here.
+            devices: devices.len().max(MIN_KEPT_DEVICES),
         };
         let op_timeout = Duration::from_millis(settings.process_settings.op_timeout_ms);
         let turn_timeout = op_timeout.saturating_add(TURN_GRACE);

@@ -9,27 +9,33 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
-use super::suspension::MAX_HELD;
+use super::durable::KEEPER_SILENCE;
+use super::handover::HeldCounts;
 use crate::lease::{Lease, Standing, SuspendedPart};
 use crate::reason::EndReason;
 
 impl Engine {
     /// Returns a worker with enough free devices for each part of a lease that was resumed, all
     /// different, if there are such workers. Those that lack the snapshots of their part can get them.
-    pub(super) fn destinations(&self, id: LeaseId, lease: &Lease) -> Option<Vec<WorkerId>> {
+    pub(super) fn destinations(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        held: &HeldCounts,
+    ) -> Option<Vec<WorkerId>> {
         if !matches!(lease.standing, Standing::Resuming { .. }) {
             return None;
         }
         let candidates = (0..)
             .zip(&lease.parts)
-            .map(|(index, part)| self.candidates_for(id, lease, index, part));
+            .map(|(index, part)| self.candidates_for(id, lease, index, part, held));
         assign(&candidates.collect::<Vec<_>>())
     }
 
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
-    /// keeper, which has the snapshots, has too few: the lease becomes one that was suspended and resumed.
-    /// It does not wait for its worker any more.
-    pub(super) fn seek_destination(&mut self, id: LeaseId) {
+    /// keeper, which has the snapshots, has too few or drains: the lease becomes one that was suspended
+    /// and resumed. It does not wait for its worker any more.
+    pub(super) fn seek_destination(&mut self, id: LeaseId, held: &HeldCounts) {
         let is_attached = self.attached_owner(id).is_some();
         let Some(lease) = self.leases.get(id).filter(|_| is_attached) else {
             return;
@@ -37,11 +43,16 @@ impl Engine {
         let (Some(reason), Some(keeper)) = (lease.lost(), lease.only_keeper()) else {
             return;
         };
-        let Ok(parts) = self.suspended_parts(lease, true) else {
+        let can_send = keeper.is_kept && self.pool.is_connected(keeper.worker);
+        let (true, Some(source)) = (can_send, lease.only_worker()) else {
             return;
         };
-        let [part] = &parts[..] else {
-            return;
+        let part = SuspendedPart {
+            source,
+            devices: lease.lease_devices.len(),
+            requirement: keeper.requirement.clone(),
+            holders: vec![keeper.worker],
+            store: lease.only_stored().map(|stored| stored.store),
         };
         let is_destination = |worker: WorkerId| {
             let (requirement, count) = (&part.requirement, part.devices);
@@ -49,10 +60,11 @@ impl Engine {
             worker != keeper.worker
                 && free.is_some()
                 && !self.pool.is_ending(worker, id)
-                && self.to_be_held_at(worker) < MAX_HELD
+                && held.has_room(worker)
         };
-        let can_be_sent = part.holders.contains(&keeper.worker);
-        if !can_be_sent || !self.pool.ids().any(is_destination) {
+        // A keeper that drains hands the snapshots over in any case.
+        let must_leave = self.pool.is_draining(keeper.worker);
+        if !must_leave && !self.pool.ids().any(is_destination) {
             return;
         }
         let cause = match reason {
@@ -61,7 +73,7 @@ impl Engine {
         };
         let (since, rejoin_by) = (self.now, lease.rejoin_by);
         let cause = Some(cause);
-        self.suspend_running(id, parts, Standing::Resuming { since, cause });
+        self.suspend_running(id, vec![part], Standing::Resuming { since, cause });
         if let Some(lease) = self.leases.get_mut(id) {
             lease.rejoin_by = rejoin_by;
         }
@@ -76,6 +88,7 @@ impl Engine {
         lease: &Lease,
         index: u32,
         part: &SuspendedPart,
+        held: &HeldCounts,
     ) -> Vec<WorkerId> {
         let with_snapshots = self.holders_and_loaders(part);
         let receiving = self.receives(lease, index);
@@ -83,10 +96,17 @@ impl Engine {
         let fits = |worker: &WorkerId| {
             let (requirement, count) = (&part.requirement, part.devices);
             let free = self.pool.free_fitting(*worker, id, requirement, count);
-            let has_place = || receiving == Some(*worker) || self.to_be_held_at(*worker) < MAX_HELD;
-            free.is_some()
+            let is_receiving = receiving == Some(*worker);
+            // It need not begin anew if its stream breaks for a moment.
+            let is_away = is_receiving && self.is_away_briefly(*worker);
+            let can_get = || {
+                can_be_sent
+                    && !self.is_avoided(lease, *worker)
+                    && (is_receiving || held.has_room(*worker))
+            };
+            (free.is_some() || is_away)
                 && !self.pool.is_ending(*worker, id)
-                && (with_snapshots.contains(worker) || can_be_sent && has_place())
+                && (with_snapshots.contains(worker) || can_get())
         };
         let mut workers: Vec<_> = self.pool.ids().filter(fits).collect();
         workers.sort_by_cached_key(|worker| {
@@ -100,6 +120,17 @@ impl Engine {
             (!is_own, is_of_other, lacks_snapshots, is_new, differs)
         });
         workers
+    }
+
+    /// Returns whether a worker that receives snapshots has no stream, and is likely to be back.
+    fn is_away_briefly(&self, worker: WorkerId) -> bool {
+        !self.pool.is_connected(worker) && self.pool.silence(worker, self.now) < KEEPER_SILENCE
+    }
+
+    /// Returns whether a handover of a lease to this worker has failed a short time ago.
+    pub(crate) fn is_avoided(&self, lease: &Lease, worker: WorkerId) -> bool {
+        let until = lease.avoided.get(&worker);
+        until.is_some_and(|until| self.now < *until)
     }
 
     /// Returns the worker to which the snapshots of a part of a suspended lease are being sent, if any.

@@ -19,11 +19,11 @@ use crate::lease::{Keeper, Lease, Standing};
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
 /// engine finds out later.
-const KEEPER_SILENCE: Duration = Duration::from_secs(2);
+pub(super) const KEEPER_SILENCE: Duration = Duration::from_secs(2);
 
 /// How long after a restart of the scheduler a keeper from its records does not give way to another
 /// one, although it has not joined yet: twice the longest pause between a worker's attempts to join.
-const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, unless a store has their
@@ -197,6 +197,7 @@ impl Engine {
         let keeper = keeper.map(|worker| Keeper {
             worker,
             part: part as u32,
+            handover: 0,
             requirement,
             is_announced: false,
             is_kept: false,
@@ -209,6 +210,7 @@ impl Engine {
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
+        let is_suspended = lease.is_suspended();
         let keeper = lease.keepers.get_mut(&source);
         let Some(known) = keeper.filter(|keeper| !keeper.is_announced) else {
             return;
@@ -221,6 +223,10 @@ impl Engine {
         };
         if let (Some(source), Some(keeper)) = (peer(source), peer(known.worker)) {
             known.is_announced = true;
+            if is_suspended {
+                self.handed_over += 1;
+                known.handover = self.handed_over;
+            }
             self.commands.push(Command::KeepSnapshots {
                 part: PartId {
                     lease: id,
@@ -228,6 +234,7 @@ impl Engine {
                 },
                 source,
                 keeper,
+                handover: known.handover,
             });
         }
     }

@@ -6,12 +6,34 @@
 //! that one has all of them, it is a holder, too.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use tensord_proto::ids::{LeaseId, PartId, WorkerId};
+use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
+use super::durable::RECORDED_KEEPER_TIMEOUT;
 use super::suspension::MAX_HELD;
+use crate::event::HandedOver;
 use crate::lease::{Keeper, Lease};
+
+/// How long a worker gets no snapshots of a lease after a handover to it has failed: it may have no room for
+/// them, or the two workers cannot reach each other.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// The number of suspended leases of which each worker has snapshots, or is to get some.
+#[derive(Default)]
+pub(super) struct HeldCounts(BTreeMap<WorkerId, usize>);
+
+impl HeldCounts {
+    fn at(&self, worker: WorkerId) -> usize {
+        self.0.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns whether a worker can hold the snapshots of one more lease.
+    pub(super) fn has_room(&self, worker: WorkerId) -> bool {
+        self.at(worker) < MAX_HELD
+    }
+}
 
 /// A part of a suspended lease whose snapshots a worker is to hand over.
 #[derive(Clone, Copy)]
@@ -28,16 +50,27 @@ impl Engine {
     /// lease after the other.
     pub(super) fn assign_handovers(&mut self) {
         let suspended = self.leases.iter().filter(|(_, lease)| lease.is_suspended());
-        for id in suspended.map(|(id, _)| id).collect::<Vec<_>>() {
+        let suspended: Vec<_> = suspended.map(|(id, _)| id).collect();
+        if suspended.is_empty() {
+            return;
+        }
+        let held = self.held_counts();
+        for id in suspended {
             let Some(lease) = self.leases.get(id) else {
                 continue;
             };
-            let needed = self.needed_handovers(id, lease);
+            let needed = self.needed_handovers(id, lease, &held);
             let is_needed = |(source, keeper): (&WorkerId, &Keeper)| {
                 let mut parts = needed.get(source).into_iter().flatten();
                 parts.any(|handover| handover.index == keeper.part)
             };
-            let unneeded = lease.keepers.iter().filter(|it| !is_needed(*it));
+            // After a restart of the scheduler, these workers may have yet to join.
+            let is_soon = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
+            let is_recorded = |(source, keeper): (&WorkerId, &Keeper)| {
+                is_soon && (self.may_yet_join(*source) || self.may_yet_join(keeper.worker))
+            };
+            let stays = |it: (&WorkerId, &Keeper)| is_needed(it) || is_recorded(it);
+            let unneeded = lease.keepers.iter().filter(|it| !stays(*it));
             let unneeded: Vec<_> = unneeded.map(|(source, _)| *source).collect();
             for source in unneeded {
                 self.withdraw_handover(id, source);
@@ -49,43 +82,62 @@ impl Engine {
                 let mut present = parts.iter().filter(|it| Some(it.index) == begun);
                 let next = present.next().or(parts.first());
                 if let Some(handover) = next {
-                    self.assign_handover(id, source, *handover);
+                    self.assign_handover(id, source, *handover, &held);
                 }
             }
         }
     }
 
-    /// When a keeper has all snapshots of the part of a suspended lease that `source` was to hand over,
-    /// makes it a holder; the only one, if `source` drains. `at_keepers` has the parts of which `source`
-    /// reports that, with the keepers.
-    pub(super) fn on_handed_over(&mut self, source: WorkerId, at_keepers: &[(PartId, WorkerId)]) {
-        let is_draining = self.pool.is_draining(source);
-        for &(part, worker) in at_keepers {
-            let id = part.lease;
-            let is_connected = self.pool.is_connected(worker);
-            let Some(lease) = self.leases.get_mut(id).filter(|_| is_connected) else {
+    /// When a keeper has all snapshots of a part of a suspended lease that `source` was to hand over, makes
+    /// it a holder; the only one, if `source` drains. If it could not get them, another worker may.
+    pub(super) fn on_handed_over(&mut self, source: WorkerId, reports: &[HandedOver]) {
+        for report in reports {
+            let id = report.part.lease;
+            let index = report.part.index;
+            let Some(lease) = self.leases.get_mut(id).filter(|lease| lease.is_suspended()) else {
                 continue;
             };
             let keeper = lease.keepers.get(&source);
-            let is_its = keeper
-                .is_some_and(|it| (it.worker, it.part) == (worker, part.index) && it.is_announced);
-            if !lease.is_suspended() || !is_its {
+            // Not of an earlier handover, which may have been withdrawn.
+            let is_its = keeper.is_some_and(|it| {
+                let its = (it.worker, it.part, it.handover);
+                its == (report.keeper, index, report.number) && it.is_announced
+            });
+            if !is_its {
                 continue;
             }
-            lease.keepers.remove(&source);
-            if let Some(part) = lease.parts.get_mut(part.index as usize) {
-                let gone = Some(source).filter(|_| is_draining);
-                part.holders
-                    .retain(|holder| *holder != worker && Some(*holder) != gone);
-                part.holders.push(worker);
+            match report.is_done {
+                true if self.pool.is_connected(report.keeper) => {
+                    self.finish_handover(id, index, source, report.keeper);
+                }
+                true => {}
+                false => {
+                    lease.avoided.insert(report.keeper, self.now + RETRY_AFTER);
+                    self.withdraw_handover(id, source);
+                }
             }
-            let is_holder = lease.holders().contains(&source);
-            self.hold_snapshots(worker, id);
-            match (is_draining, is_holder) {
-                (true, true) => self.drop_part(source, id, part.index),
-                (true, false) => self.drop_snapshots(source, id),
-                (false, _) => {}
-            }
+        }
+    }
+
+    fn finish_handover(&mut self, id: LeaseId, index: u32, source: WorkerId, keeper: WorkerId) {
+        let is_draining = self.pool.is_draining(source);
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        lease.keepers.remove(&source);
+        if let Some(part) = lease.parts.get_mut(index as usize) {
+            let gone = Some(source).filter(|_| is_draining);
+            part.holders
+                .retain(|holder| *holder != keeper && Some(*holder) != gone);
+            part.holders.push(keeper);
+        }
+        let is_holder = lease.holders().contains(&source);
+        self.hold_snapshots(keeper, id, Some(index));
+        match (is_draining, is_holder) {
+            (true, true) => self.drop_part(source, id, index),
+            (true, false) => self.drop_snapshots(source, id),
+            // The handover is over.
+            (false, _) => self.hold_snapshots(source, id, Some(index)),
         }
     }
 
@@ -93,9 +145,14 @@ impl Engine {
     /// that lacks its snapshots, if the lease was resumed; or to any worker, from the first of a part's
     /// holders if all of these drain, and no store has the part. The latter does not change when the
     /// worker's stream breaks: otherwise the keeper would drop what it has received.
-    fn needed_handovers(&self, id: LeaseId, lease: &Lease) -> BTreeMap<WorkerId, Vec<Handover>> {
+    fn needed_handovers(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        held: &HeldCounts,
+    ) -> BTreeMap<WorkerId, Vec<Handover>> {
         let is_draining = |worker: &WorkerId| self.pool.is_draining(*worker);
-        let destinations = self.destinations(id, lease).unwrap_or_default();
+        let destinations = self.destinations(id, lease, held).unwrap_or_default();
         let mut needed = BTreeMap::<_, Vec<_>>::new();
         for (index, part) in (0..).zip(&lease.parts) {
             let destination = destinations.get(index as usize).copied();
@@ -116,7 +173,13 @@ impl Engine {
     /// Gives `source` a keeper for its snapshots of a part of a suspended lease, if there is one: the
     /// present one if it can go on, or else the one with free devices that has no other part, and the
     /// fewest suspended leases.
-    fn assign_handover(&mut self, id: LeaseId, source: WorkerId, handover: Handover) {
+    fn assign_handover(
+        &mut self,
+        id: LeaseId,
+        source: WorkerId,
+        handover: Handover,
+        held: &HeldCounts,
+    ) {
         let Handover { index, destination } = handover;
         let Some(lease) = self.leases.get(id) else {
             return;
@@ -127,6 +190,7 @@ impl Engine {
         let can_hold = |worker: &WorkerId| {
             *worker != source
                 && destination.is_none_or(|it| it == *worker)
+                && !self.is_avoided(lease, *worker)
                 && !self.pool.is_ending(*worker, id)
                 && self.pool.can_keep(*worker, &part.requirement, part.devices)
         };
@@ -146,23 +210,19 @@ impl Engine {
             }
             return;
         }
-        let has_room = |worker: &WorkerId| {
-            self.pool.is_connected(*worker) && self.to_be_held_at(*worker) < MAX_HELD
-        };
+        let has_room =
+            |worker: &WorkerId| self.pool.is_connected(*worker) && held.has_room(*worker);
         let may_begin = is_ready && self.pool.is_connected(source);
         let candidates = self.pool.ids().filter(can_hold).filter(has_room);
         let candidates = candidates.filter(|_| may_begin);
         let best = candidates.min_by_key(|worker| {
             let has_other_part = of_others.contains(worker);
-            (
-                !has_free(*worker),
-                has_other_part,
-                self.to_be_held_at(*worker),
-            )
+            (!has_free(*worker), has_other_part, held.at(*worker))
         });
         let keeper = best.map(|worker| Keeper {
             worker,
             part: index,
+            handover: 0,
             requirement: part.requirement.clone(),
             is_announced: false,
             is_kept: false,
@@ -192,14 +252,17 @@ impl Engine {
             false => self.drop_snapshots(keeper.worker, id),
         }
         if is_held {
-            self.hold_snapshots(source, id);
+            self.hold_snapshots(source, id, Some(keeper.part));
         }
     }
 
-    /// Returns the number of suspended leases of which a worker has snapshots, or is to get some.
-    pub(super) fn to_be_held_at(&self, worker: WorkerId) -> usize {
+    /// Returns the number of suspended leases of which each worker has snapshots, or is to get some.
+    pub(super) fn held_counts(&self) -> HeldCounts {
+        let mut counts = BTreeMap::<_, usize>::new();
         let suspended = self.leases.iter().filter(|(_, lease)| lease.is_suspended());
-        let held = suspended.filter(|(_, lease)| lease.keepers_and_holders().contains(&worker));
-        held.count()
+        for worker in suspended.flat_map(|(_, lease)| lease.keepers_and_holders()) {
+            *counts.entry(worker).or_default() += 1;
+        }
+        HeldCounts(counts)
     }
 }

@@ -5,12 +5,14 @@
 //! it goes on when its workers have released it, the part of a worker that is gone at the keeper.
 //! Until then it waits ahead of all others, as it had devices before.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
+use super::handover::HeldCounts;
 use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
 use crate::reason::{CannotMove, EndReason};
 
@@ -114,7 +116,7 @@ impl Engine {
     }
 
     /// Has leases go on elsewhere of which a worker drains, if there are devices for them.
-    pub(super) fn move_from_draining(&mut self) {
+    pub(super) fn move_from_draining(&mut self, held: &HeldCounts) {
         let several = self.leases.iter();
         let several = several.filter(|(_, lease)| lease.only_worker().is_none());
         let draining = several.filter_map(|(id, lease)| {
@@ -131,7 +133,7 @@ impl Engine {
                 && self.suspend_for(id, cause).is_ok()
             {
                 // The next lease must not count on them.
-                self.hold_back_devices(id);
+                self.hold_back_devices(id, held);
             }
         }
     }
@@ -170,23 +172,30 @@ impl Engine {
         lease.parts.len() > 1 && lease.holders().iter().any(is_old)
     }
 
-    /// Has the workers of a lease drop the snapshots that they have of parts which go on elsewhere.
-    /// `places` has the worker of each device, in the order of the parts.
+    /// Has the workers of a lease drop the snapshots that they have, or have received in part, of parts
+    /// which go on elsewhere. `receiving` has the workers that were to get parts, and `places` the worker
+    /// of each device, in the order of the parts.
     pub(super) fn drop_other_parts(
         &mut self,
         id: LeaseId,
         parts: &[SuspendedPart],
+        receiving: &[(WorkerId, u32)],
         places: &[WorkerId],
     ) {
+        let mut unused = BTreeSet::new();
         let mut rest = places;
         for (index, part) in (0..).zip(parts) {
             let (here, others) = rest.split_at(part.devices.min(rest.len()));
             rest = others;
-            let place = here.first().copied();
-            let others = part.holders.iter().filter(|holder| Some(**holder) != place);
-            for holder in others.filter(|holder| places.contains(holder)) {
-                self.drop_part(*holder, id, index);
-            }
+            let receiving = receiving.iter().filter(|(_, part)| *part == index);
+            let receiving = receiving.map(|(worker, _)| worker);
+            let with_snapshots = part.holders.iter().chain(receiving);
+            let others = with_snapshots.filter(|worker| here.first() != Some(*worker));
+            let others = others.filter(|worker| places.contains(worker));
+            unused.extend(others.map(|worker| (*worker, index)));
+        }
+        for (worker, index) in unused {
+            self.drop_part(worker, id, index);
         }
     }
 }

@@ -12,6 +12,7 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, StoreId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
+use super::handover::HeldCounts;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
@@ -122,10 +123,11 @@ impl Engine {
         for id in leases.into_iter().flatten() {
             if let Some(lease) = self.leases.get_mut(id) {
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
-                    let is_it = |(part, worker): &(PartId, WorkerId)| {
-                        part.lease == id && *worker == keeper.worker
+                    let part = PartId {
+                        lease: id,
+                        index: keeper.part,
                     };
-                    keeper.is_kept = at_keepers.iter().any(is_it);
+                    keeper.is_kept = at_keepers.contains(&(part, keeper.worker));
                 }
                 let kept = match here.get(&id) {
                     None => KeptHere::Lacking,
@@ -150,7 +152,7 @@ impl Engine {
                 Standing::Lost(_) => (false, lease.rejoin_by),
                 Standing::Resuming { since, cause } => {
                     let timeout = lease.recovery_timeout(&self.options);
-                    (cause.is_some(), Some(*since + timeout))
+                    (cause.is_some(), lease.rejoin_by.or(Some(*since + timeout)))
                 }
                 Standing::Suspended { .. } => (false, None),
             };
@@ -158,11 +160,15 @@ impl Engine {
         });
         let without_devices: BTreeSet<_> = without_devices.collect();
         let held_back = self.pool.take_held_back();
+        let held = match without_devices.is_empty() {
+            true => HeldCounts::default(),
+            false => self.held_counts(),
+        };
         for (.., id) in without_devices {
             if !self.try_move(id) {
-                self.seek_destination(id);
+                self.seek_destination(id, &held);
                 self.report_standing(id);
-                self.hold_back_devices(id);
+                self.hold_back_devices(id, &held);
             }
         }
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
@@ -170,7 +176,7 @@ impl Engine {
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
             self.try_move(id);
         }
-        self.move_from_draining();
+        self.move_from_draining(&held);
         self.pool.compare_held_back(&held_back);
     }
 
@@ -280,11 +286,11 @@ impl Engine {
 
     /// Holds back the free devices for which a lease without devices waits, or where it goes on once its
     /// snapshots are there.
-    pub(super) fn hold_back_devices(&mut self, id: LeaseId) {
+    pub(super) fn hold_back_devices(&mut self, id: LeaseId, held: &HeldCounts) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        if let Some(workers) = self.destinations(id, lease) {
+        if let Some(workers) = self.destinations(id, lease, held) {
             let parts = lease.parts.iter().zip(workers);
             let free = parts.filter_map(|(part, worker)| {
                 let (requirement, count) = (&part.requirement, part.devices);
@@ -420,7 +426,10 @@ impl Engine {
             lease.standing = Standing::Running;
             (lease.rejoin_by, lease.unreachable) = (None, None);
             lease.interrupted_at = None;
+            lease.avoided.clear();
             let keepers = mem::take(&mut lease.keepers);
+            let receiving = keepers.values().map(|keeper| (keeper.worker, keeper.part));
+            let receiving: Vec<_> = receiving.collect();
             let keepers = keepers.values().map(|keeper| keeper.worker);
             let unused: BTreeSet<_> = keepers.chain(lease.holders()).collect();
             lease.kept_at.clear();
@@ -429,7 +438,7 @@ impl Engine {
             for worker in unused.difference(&workers) {
                 self.drop_snapshots(*worker, id);
             }
-            self.drop_other_parts(id, &parts, &places);
+            self.drop_other_parts(id, &parts, &receiving, &places);
         }
         self.report_moved(id);
         true

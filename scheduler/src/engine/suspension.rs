@@ -169,8 +169,8 @@ impl Engine {
             return;
         };
         let (old_grants, workers) = (lease.grants(), lease.workers());
-        let keepers = lease.keepers.values().map(|keeper| keeper.worker);
-        let keepers: BTreeSet<_> = keepers.collect();
+        let keepers = lease.keepers.values();
+        let keepers: BTreeSet<_> = keepers.map(|keeper| (keeper.worker, keeper.part)).collect();
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };
@@ -184,10 +184,20 @@ impl Engine {
         let holders = lease.holders();
         self.end_grants(id, old_grants);
         for holder in holders.difference(&workers) {
-            self.hold_snapshots(*holder, id);
+            self.hold_snapshots(*holder, id, None);
         }
-        for keeper in keepers.difference(&holders) {
+        let dropped: BTreeSet<_> = keepers.iter().map(|(worker, _)| *worker).collect();
+        for keeper in dropped.difference(&holders) {
             self.drop_snapshots(*keeper, id);
+        }
+        // What the others have of further parts is not complete.
+        for (keeper, index) in keepers {
+            let lease = self.leases.get(id);
+            let part = lease.and_then(|lease| lease.parts.get(index as usize));
+            let is_holder = part.is_some_and(|part| part.holders.contains(&keeper));
+            if holders.contains(&keeper) && !is_holder {
+                self.drop_part(keeper, id, index);
+            }
         }
     }
 
@@ -306,13 +316,18 @@ impl Engine {
             self.drop_snapshots(worker, *id);
         }
         for id in known {
-            self.hold_snapshots(worker, id);
+            self.hold_snapshots(worker, id, None);
         }
     }
 
-    pub(super) fn hold_snapshots(&mut self, holder: WorkerId, lease: LeaseId) {
+    /// Has a worker hold the snapshots that it has of a part of a suspended lease, or of all parts.
+    pub(super) fn hold_snapshots(&mut self, holder: WorkerId, lease: LeaseId, part: Option<u32>) {
         if self.pool.is_connected(holder) {
-            self.commands.push(Command::HoldSnapshots { holder, lease });
+            self.commands.push(Command::HoldSnapshots {
+                holder,
+                lease,
+                part,
+            });
         }
     }
 

@@ -40,11 +40,12 @@ impl Engine {
             WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
             WorkerEvent::SnapshotsKept {
                 at_keepers,
+                handed_over,
                 here,
                 in_store,
             } => {
                 self.set_kept(worker, &at_keepers, &here);
-                self.on_handed_over(worker, &at_keepers);
+                self.on_handed_over(worker, &handed_over);
                 self.set_stored(worker, &here, &in_store);
             }
             WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),

@@ -100,7 +100,21 @@ impl World {
         // And a store lacks some snapshot.
         let in_store = leases().filter(|(id, _)| !(id.0 + i as u64).is_multiple_of(3));
         let in_store = in_store.map(|(id, _)| id);
+        let suspended = self.engine.leases().iter();
+        let suspended = suspended.filter(|(_, lease)| lease.is_suspended());
+        let handed_over = suspended.flat_map(|(lease, known)| {
+            known.keepers.values().map(move |keeper| HandedOver {
+                part: PartId {
+                    lease,
+                    index: keeper.part,
+                },
+                keeper: keeper.worker,
+                number: keeper.handover,
+                is_done: all,
+            })
+        });
         let kept = WorkerEvent::SnapshotsKept {
+            handed_over: handed_over.collect(),
             at_keepers: at_keepers.collect(),
             here: here.collect(),
             in_store: in_store.collect(),

@@ -66,6 +66,7 @@ pub(super) fn keep_part(lease: u64, index: u32, source: u64, keeper: u64) -> Com
         part: part(lease, index),
         source: peer(source),
         keeper: peer(keeper),
+        handover: 0,
     }
 }
 
@@ -117,9 +118,33 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
     let here = here.map(|&(lease, ..)| (LeaseId(lease), true));
     let others = leases.iter().filter(|kept| !is_here(kept));
     let at_keepers = others.map(|&(lease, index, keeper)| (part(lease, index), WorkerId(keeper)));
+    let at_keepers: Vec<_> = at_keepers.collect();
     let kept = WorkerEvent::SnapshotsKept {
-        at_keepers: at_keepers.collect(),
+        handed_over: handed_over(&at_keepers, true),
+        at_keepers,
         here: here.collect(),
+        in_store: BTreeSet::new(),
+    };
+    worker(worker_id, kept)
+}
+
+/// Reports of handovers to these workers.
+fn handed_over(at_keepers: &[(PartId, WorkerId)], is_done: bool) -> Vec<HandedOver> {
+    let handed_over = at_keepers.iter().map(|&(part, keeper)| HandedOver {
+        part,
+        keeper,
+        number: 0,
+        is_done,
+    });
+    handed_over.collect()
+}
+
+/// A worker reports that it could not hand a part of a lease over.
+pub(super) fn not_handed_over(worker_id: u64, lease: u64, index: u32, keeper: u64) -> Event {
+    let kept = WorkerEvent::SnapshotsKept {
+        at_keepers: Vec::new(),
+        handed_over: handed_over(&[(part(lease, index), WorkerId(keeper))], false),
+        here: BTreeMap::new(),
         in_store: BTreeSet::new(),
     };
     worker(worker_id, kept)

@@ -162,7 +162,7 @@ impl World {
                 let kept_at = lease.only_keeper().filter(|keeper| keeper.is_kept);
                 let kept_at = kept_at.map(|keeper| &self.workers[keeper.worker.0 as usize]);
                 let known = kept_at.and_then(|worker| worker.known.as_ref());
-                let can_send = known.is_some_and(|it| it.connected && !it.is_draining());
+                let can_send = known.is_some_and(|it| it.connected);
                 let is_free_at = |worker: &SimWorker| {
                     let ends = worker.unanswered.contains(&id);
                     let fitting = free.iter();
@@ -292,6 +292,7 @@ impl World {
                     && !known.is_draining()
                     && !worker.unanswered.contains(&id)
                     && worker.id != source.0
+                    && !self.engine.is_avoided(lease, WorkerId(worker.id))
             };
             // It may hand another part over first.
             let has_keeper = lease.keepers.contains_key(source)
@@ -329,7 +330,9 @@ impl World {
                 let ends = self.workers[worker.0 as usize].unanswered.contains(&id);
                 let has_snapshots = part.holders.contains(worker)
                     || part.store.is_some() && part.store == store_of(*worker);
-                let can_have = has_snapshots || part.holders.iter().any(is_there);
+                let can_be_sent = part.holders.iter().any(is_there);
+                let can_have =
+                    has_snapshots || can_be_sent && !self.engine.is_avoided(lease, *worker);
                 !ends && fitting.count() >= part.devices && can_have
             };
             let workers = self.workers.iter().map(|worker| WorkerId(worker.id));

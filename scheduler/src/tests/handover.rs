@@ -25,7 +25,7 @@ fn holder_that_drains_hands_over_to_another_worker() {
         (
             8,
             kept(1, &[(10, 2)]),
-            vec![hold(2, 10), drop_snapshots(1, 10)],
+            vec![hold_part(2, 10, 0), drop_snapshots(1, 10)],
         ),
         (9, worker_left(1), vec![]),
         (10, resume(10), vec![moved(1, 10, 1, 2, 0)]),
@@ -72,14 +72,14 @@ fn another_worker_takes_the_snapshots_if_the_first_is_lost_or_drains() {
         (7, worker_left(2), vec![keep(10, 1, 3)]),
         (8, join(4, &[exact(16)]), vec![]),
         (9, leaving(3), {
-            vec![drop_snapshots(3, 10), hold(1, 10), keep(10, 1, 4)]
+            vec![drop_snapshots(3, 10), hold_part(1, 10, 0), keep(10, 1, 4)]
         }),
         // A report about the one that is not meant any more.
         (10, kept(1, &[(10, 3)]), vec![]),
         (
             11,
             kept(1, &[(10, 4)]),
-            vec![hold(4, 10), drop_snapshots(1, 10)],
+            vec![hold_part(4, 10, 0), drop_snapshots(1, 10)],
         ),
     ];
     check(worker_2_beside_the_holder().into_iter().chain(lost));
@@ -92,7 +92,7 @@ fn handover_goes_on_after_a_stream_broke() {
         (7, worker_disconnected(2), vec![]),
         (8, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
         (9, kept(1, &[(10, 2)]), {
-            vec![hold(2, 10), drop_snapshots(1, 10)]
+            vec![hold_part(2, 10, 0), drop_snapshots(1, 10)]
         }),
     ];
     check(worker_2_beside_the_holder().into_iter().chain(broke));
@@ -103,7 +103,11 @@ fn handover_is_withdrawn_with_the_lease_and_with_the_drain() {
     let withdrawn = [
         (6, drain(1, true), vec![keep(10, 1, 2)]),
         // The source is told to hold what it has, and to send no more.
-        (7, drain(1, false), vec![drop_snapshots(2, 10), hold(1, 10)]),
+        (
+            7,
+            drain(1, false),
+            vec![drop_snapshots(2, 10), hold_part(1, 10, 0)],
+        ),
         (8, drain(1, true), vec![keep(10, 1, 2)]),
         (
             9,
@@ -124,7 +128,7 @@ fn source_whose_stream_broke_is_told_again() {
         (
             9,
             kept(1, &[(10, 2)]),
-            vec![hold(2, 10), drop_snapshots(1, 10)],
+            vec![hold_part(2, 10, 0), drop_snapshots(1, 10)],
         ),
     ];
     check(worker_2_beside_the_holder().into_iter().chain(broke));
@@ -141,12 +145,12 @@ fn parts_of_a_lease_are_handed_over_to_different_workers() {
         (
             9,
             kept(1, &[(10, 3)]),
-            vec![hold(3, 10), drop_snapshots(1, 10)],
+            vec![hold_part(3, 10, 0), drop_snapshots(1, 10)],
         ),
         (
             10,
             kept_parts(2, &[(10, 1, 4)]),
-            vec![hold(4, 10), drop_snapshots(2, 10)],
+            vec![hold_part(4, 10, 1), drop_snapshots(2, 10)],
         ),
     ];
     check(suspended_on_two_workers().into_iter().chain(drained));
@@ -173,7 +177,8 @@ fn resumed_lease_goes_on_where_devices_are_free_first() {
             9,
             kept(1, &[(10, 2)]),
             vec![
-                hold(2, 10),
+                hold_part(2, 10, 0),
+                hold_part(1, 10, 0),
                 drop_snapshots(1, 10),
                 moved(1, 10, 1, 2, 0),
                 keep(10, 2, 1),
@@ -218,7 +223,8 @@ fn handover_goes_to_another_worker_if_the_first_is_gone() {
             11,
             kept(1, &[(10, 3)]),
             vec![
-                hold(3, 10),
+                hold_part(3, 10, 0),
+                hold_part(1, 10, 0),
                 drop_snapshots(1, 10),
                 moved(1, 10, 1, 3, 0),
                 keep(10, 3, 1),
@@ -260,7 +266,8 @@ fn lost_lease_goes_on_where_devices_are_free() {
             9,
             kept(2, &[(10, 4)]),
             vec![
-                hold(4, 10),
+                hold_part(4, 10, 0),
+                hold_part(2, 10, 0),
                 drop_snapshots(2, 10),
                 moved(1, 10, 1, 4, 0),
                 keep(10, 4, 2),
@@ -288,7 +295,8 @@ fn lease_that_had_the_whole_pool_goes_on_when_a_worker_joins() {
         (8, kept(2, &[(10, 4)]), {
             let moved = moved_to_several(1, &[(4, 0, 16), (4, 1, 16), (2, 0, 16)]);
             vec![
-                hold(4, 10),
+                hold_part(4, 10, 0),
+                hold_part(2, 10, 0),
                 drop_part(2, 0),
                 moved,
                 keep_part(10, 1, 2, 3),
@@ -313,10 +321,93 @@ fn workers_of_a_lease_that_has_the_whole_pool_are_replaced_one_by_one() {
         (6, join(3, &[exact(16), exact(16)]), vec![keep(10, 2, 3)]),
         (7, kept(2, &[(10, 3)]), {
             let moved = moved_to_several(1, &[(3, 0, 16), (3, 1, 16), (2, 0, 16)]);
-            let mut commands = vec![hold(3, 10), drop_part(2, 0), moved];
+            let mut commands = vec![
+                hold_part(3, 10, 0),
+                hold_part(2, 10, 0),
+                drop_part(2, 0),
+                moved,
+            ];
             commands.extend(keep_each_other(3, 2));
             commands
         }),
     ];
     check(kept_by_each_other().into_iter().chain(replaced));
+}
+
+#[test]
+fn handover_that_fails_is_tried_with_another_worker() {
+    let failed = [
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        (8, join(3, &[exact(16)]), vec![]),
+        (
+            9,
+            not_handed_over(1, 10, 0, 2),
+            vec![drop_snapshots(2, 10), hold_part(1, 10, 0), keep(10, 1, 3)],
+        ),
+        (
+            10,
+            not_handed_over(1, 10, 0, 3),
+            vec![drop_snapshots(3, 10), hold_part(1, 10, 0)],
+        ),
+        // Their devices are not held back meanwhile.
+        (
+            11,
+            request(2, 3, 1),
+            vec![granted(2, 3, &[(2, 0, exact(16))])],
+        ),
+        (30_009, beat(1), vec![]),
+        (30_010, beat(1), vec![keep(10, 1, 3)]),
+    ];
+    check(resumed_while_its_holder_is_busy().into_iter().chain(failed));
+}
+
+/// Both parts are sent at the same time, each by a worker of its own.
+#[test]
+fn one_worker_receives_two_parts() {
+    let drained = [
+        (5, join(3, &[exact(16), exact(16)]), vec![]),
+        (6, drain(1, true), vec![keep(10, 1, 3)]),
+        (7, drain(2, true), vec![keep_part(10, 1, 2, 3)]),
+        (
+            8,
+            kept(1, &[(10, 3)]),
+            vec![hold_part(3, 10, 0), drop_snapshots(1, 10)],
+        ),
+        (
+            9,
+            kept_parts(2, &[(10, 1, 3)]),
+            vec![hold_part(3, 10, 1), drop_snapshots(2, 10)],
+        ),
+    ];
+    check(suspended_on_two_workers().into_iter().chain(drained));
+}
+
+/// The keeper of a lost lease is about to stop.
+#[test]
+fn keeper_that_drains_hands_a_lost_lease_over() {
+    let waits = Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w2".into()],
+        needs_all: false,
+        cause: Some(lost(1)),
+    };
+    let drained = [
+        (4, kept(1, &[(10, 2)]), vec![]),
+        (4, attach(2), vec![]),
+        (4, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
+        (5, worker_left(1), vec![interrupted(1, 10, 1, 2)]),
+        (6, leaving(2), vec![hold(2, 10), waits]),
+        (7, join(3, &[exact(16)]), vec![keep(10, 2, 3)]),
+        (
+            8,
+            kept(2, &[(10, 3)]),
+            vec![
+                hold_part(3, 10, 0),
+                drop_snapshots(2, 10),
+                moved(1, 10, 1, 3, 0),
+            ],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(drained));
 }

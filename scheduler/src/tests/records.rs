@@ -384,6 +384,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
                 vec![
                     end_and_keep(3, 10),
                     hold(2, 10),
+                    super::several_workers::drop_part(2, 1),
                     Command::Suspended {
                         client: ClientId(1),
                         lease: LeaseId(10),

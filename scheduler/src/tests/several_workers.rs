@@ -79,6 +79,8 @@ fn ended_by_death(worker: u64) -> Vec<Command> {
     vec![
         end_and_keep(1, 10),
         end_and_keep(2, 10),
+        drop_part(1, 1),
+        drop_part(2, 0),
         waits_after_death(worker, &["w1", "w2"]),
     ]
 }
@@ -315,7 +317,12 @@ fn client_that_was_away_learns_where_its_lease_goes_on() {
         (
             3,
             interrupted_at(1),
-            vec![end_and_keep(1, 10), end_and_keep(2, 10)],
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                drop_part(1, 1),
+                drop_part(2, 0),
+            ],
         ),
         (4, released(1, 10), vec![]),
         (5, released(2, 10), vec![]),
@@ -335,7 +342,13 @@ pub(super) fn suspended_on_two_workers() -> Vec<Step> {
         (
             3,
             suspend(10),
-            vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)],
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                drop_part(1, 1),
+                drop_part(2, 0),
+                suspended(1, 10),
+            ],
         ),
         (4, released(1, 10), vec![]),
         (5, released(2, 10), vec![]),
@@ -356,7 +369,13 @@ fn resumed_lease_waits_for_devices_of_all_its_workers() {
         (
             3,
             suspend(10),
-            vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)],
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                drop_part(1, 1),
+                drop_part(2, 0),
+                suspended(1, 10),
+            ],
         ),
         (4, released(2, 10), vec![]),
         (4, attach(2), vec![]),
@@ -408,7 +427,7 @@ fn kept_by_worker_3() -> Vec<Step> {
             ],
         ),
         (2, kept(1, &[(10, 1), (10, 3)]), vec![]),
-        (2, kept(2, &[(10, 2), (10, 3)]), vec![]),
+        (2, kept_parts(2, &[(10, 1, 2), (10, 1, 3)]), vec![]),
     ]);
     steps
 }
@@ -427,6 +446,7 @@ fn hold(holder: u64) -> Command {
     Command::HoldSnapshots {
         holder: WorkerId(holder),
         lease: LeaseId(10),
+        part: None,
     }
 }
 

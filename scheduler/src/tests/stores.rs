@@ -25,6 +25,7 @@ fn join_with_store(id: u64, devices: &[DeviceSpec]) -> Event {
 fn in_store(worker_id: u64, leases: &[u64]) -> Event {
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
+        handed_over: Vec::new(),
         here: leases.iter().map(|id| (LeaseId(*id), true)).collect(),
         in_store: leases.iter().copied().map(LeaseId).collect(),
     };
@@ -141,6 +142,7 @@ fn lease_ends_if_no_worker_with_its_store_joins_in_time() {
 fn keeper_with_the_snapshots_is_chosen_before_a_worker_that_would_load_them() {
     let both = WorkerEvent::SnapshotsKept {
         at_keepers: vec![(part(10, 0), WorkerId(3))],
+        handed_over: Vec::new(),
         here: [(LeaseId(10), true)].into(),
         in_store: [LeaseId(10)].into(),
     };
@@ -276,6 +278,7 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
 fn store_has_the_snapshots_of_a_lease_that_is_being_loaded() {
     let nothing = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
+        handed_over: Vec::new(),
         here: [].into(),
         in_store: BTreeSet::new(),
     };

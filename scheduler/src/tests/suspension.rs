@@ -45,6 +45,16 @@ pub(super) fn hold(holder: u64, lease: u64) -> Command {
     Command::HoldSnapshots {
         holder: WorkerId(holder),
         lease: LeaseId(lease),
+        part: None,
+    }
+}
+
+/// A worker holds the snapshots of a part of a lease.
+pub(super) fn hold_part(holder: u64, lease: u64, index: u32) -> Command {
+    Command::HoldSnapshots {
+        holder: WorkerId(holder),
+        lease: LeaseId(lease),
+        part: Some(index),
     }
 }
 

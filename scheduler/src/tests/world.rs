@@ -304,6 +304,7 @@ impl World {
                 part,
                 source,
                 keeper,
+                ..
             } => self.check_keeper(*part, source, keeper),
             Command::DropStored { worker, leases } => {
                 self.connected_worker(*worker);

@@ -424,10 +424,13 @@ impl Driver {
                 part,
                 source,
                 keeper,
-            } => self.send_keeper(part, source, keeper),
-            Command::HoldSnapshots { holder, lease } => {
-                self.send_to_worker(holder, worker_commands::hold_snapshots(lease))
-            }
+                handover,
+            } => self.send_keeper(part, source, keeper, handover),
+            Command::HoldSnapshots {
+                holder,
+                lease,
+                part,
+            } => self.send_to_worker(holder, worker_commands::hold_snapshots(lease, part)),
             Command::DropSnapshots {
                 keeper,
                 lease,

@@ -62,7 +62,7 @@ pub(super) fn lease_granted(
 }
 
 /// Builds the command to send the snapshots of a part of a lease to `keeper`.
-pub(super) fn send_snapshots(part: PartId, keeper: Peer) -> WorkerCommand {
+pub(super) fn send_snapshots(part: PartId, keeper: Peer, handover: u64) -> WorkerCommand {
     let Endpoint {
         name,
         address,
@@ -75,6 +75,7 @@ pub(super) fn send_snapshots(part: PartId, keeper: Peer) -> WorkerCommand {
         certificate_sha256: certificate_sha256.to_vec().into(),
         keeper_id: keeper.worker.0,
         part: part.index,
+        handover,
     }))
 }
 
@@ -89,10 +90,11 @@ pub(super) fn keep_snapshots(part: PartId, source: Peer) -> WorkerCommand {
     }))
 }
 
-/// Builds the command to hold the snapshots of a suspended lease.
-pub(super) fn hold_snapshots(lease: LeaseId) -> WorkerCommand {
+/// Builds the command to hold the snapshots of a suspended lease: those of one part, or all.
+pub(super) fn hold_snapshots(lease: LeaseId, part: Option<u32>) -> WorkerCommand {
     worker_command(worker_command::Body::HoldSnapshots(v1::HoldSnapshots {
         lease_id: lease.0,
+        part,
     }))
 }
 

@@ -13,8 +13,8 @@ use tensord_proto::{
     v1::{self, Error, ErrorCode},
 };
 use tensord_scheduler::{
-    DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HeldDevice, Outages, Registration,
-    WorkerEvent,
+    DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HandedOver, HeldDevice, Outages,
+    Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint};
 
@@ -154,20 +154,27 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
 /// its snapshot store. Takes at most two entries of the former for each of [`MAX_DEVICES`] leases, as
 /// many as a worker can have.
 pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64]) -> WorkerEvent {
-    let (mut at_keepers, mut here) = (Vec::new(), BTreeMap::new());
+    let (mut at_keepers, mut handed_over) = (Vec::new(), Vec::new());
+    let mut here = BTreeMap::new();
     for kept in leases.iter().take(2 * MAX_DEVICES) {
         let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
-        match keeper == worker {
-            true => drop(here.insert(lease, !kept.without_room)),
-            false => {
-                let index = kept.part;
-                at_keepers.push((PartId { lease, index }, keeper));
-            }
+        let index = kept.part;
+        let part = PartId { lease, index };
+        match kept.handover {
+            0 if keeper == worker => drop(here.insert(lease, !kept.without_room)),
+            0 => at_keepers.push((part, keeper)),
+            number => handed_over.push(HandedOver {
+                part,
+                keeper,
+                number,
+                is_done: !kept.failed,
+            }),
         }
     }
     let in_store = in_store.iter().take(MAX_DEVICES).copied();
     WorkerEvent::SnapshotsKept {
         at_keepers,
+        handed_over,
         here,
         in_store: in_store.map(LeaseId).collect(),
     }

@@ -107,7 +107,8 @@ fn suspended_training_goes_on_although_its_worker_is_killed() {
     assert_eq!(events, expected);
 }
 
-/// Another program has the device of the only worker with the snapshots when the lease is resumed.
+/// Another program has the device of the only worker with the snapshots when the lease is resumed. The
+/// first worker with a free device has no room for the snapshots.
 #[test]
 fn resumed_training_goes_on_at_a_worker_that_is_free() {
     let mut cluster = Cluster::start(&["flex"]);
@@ -125,11 +126,15 @@ fn resumed_training_goes_on_at_a_worker_that_is_free() {
         let text = administrator.command(&["resume", &id]).unwrap();
         let waits = "goes on when worker worker-0, or another worker, has devices for it";
         assert_eq!(text, format!("lease {id} {waits}\n"));
+        cluster.add_worker_with("flex", &["--snapshot-memory", "0"]);
+        cluster.wait("a handover to fail", || {
+            let log = cluster.workers[0].log();
+            log.contains("cannot hand the snapshots of the suspended lease over to worker worker-1")
+        });
         cluster.add_worker("flex");
     });
     assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
-    let running: Vec<_> = cluster.workers.iter().collect();
-    assert_eq!(running[1].processes_of_leases().len(), 1);
+    assert_eq!(cluster.workers[2].processes_of_leases().len(), 1);
     assert_eq!((lease.ended(), other.unwrap().ended()), (None, None));
 }
 

@@ -25,108 +25,131 @@ use super::{
 };
 use crate::locks::lock;
 
+/// How often a handover is tried. The keeper may not know of it yet, or may have a short break.
+const ATTEMPTS: usize = 4;
+
 /// The parts of suspended leases whose snapshots are handed over.
 #[derive(Debug, Default)]
-pub(super) struct Handovers {
-    parts: BTreeMap<PartId, Handover>,
-    /// Number of requests so far.
-    requests: u64,
-}
+pub(super) struct Handovers(BTreeMap<PartId, Handover>);
 
 #[derive(Debug)]
 struct Handover {
-    /// Different for each request of the scheduler: the keeper may have dropped what it got before.
+    /// The scheduler's number of the request, different for each.
     number: u64,
     keeper: WorkerId,
-    /// Whether the keeper has all snapshots.
-    is_done: bool,
+    state: HandoverState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HandoverState {
+    Pending,
+    /// The keeper has all snapshots.
+    Done,
+    /// It does not, and will not get them.
+    Failed,
 }
 
 impl Handovers {
-    /// Begins to hand a part over to `keeper`, instead of what was requested before. Returns the number
-    /// of the request.
-    fn begin(&mut self, part: PartId, keeper: WorkerId) -> u64 {
-        self.requests += 1;
+    /// Begins to hand a part over to `keeper`, instead of what was requested before.
+    fn begin(&mut self, part: PartId, number: u64, keeper: WorkerId) {
+        let state = HandoverState::Pending;
         let handover = Handover {
-            number: self.requests,
+            number,
             keeper,
-            is_done: false,
+            state,
         };
-        self.parts.insert(part, handover);
-        self.requests
+        self.0.insert(part, handover);
     }
 
     /// Returns whether a request is the latest one for its part.
     fn is_latest(&self, part: PartId, number: u64) -> bool {
-        let latest = self.parts.get(&part);
+        let latest = self.0.get(&part);
         latest.is_some_and(|handover| handover.number == number)
     }
 
-    /// Records that the keeper of a request has all snapshots.
-    fn done(&mut self, part: PartId, number: u64) {
-        if let Some(handover) = self.parts.get_mut(&part) {
-            handover.is_done |= handover.number == number;
+    /// Records what has become of a request, if it is the latest one for its part.
+    fn finish(&mut self, part: PartId, number: u64, state: HandoverState) {
+        let latest = self.0.get_mut(&part);
+        if let Some(handover) = latest.filter(|handover| handover.number == number) {
+            handover.state = state;
         }
     }
 
     /// Ends the handover of a part.
     pub(super) fn end_part(&mut self, part: PartId) {
-        self.parts.remove(&part);
+        self.0.remove(&part);
     }
 
     /// Ends the handovers of all parts of a lease.
     pub(super) fn end(&mut self, lease: LeaseId) {
-        let all = self.parts.extract_if(PartId::range_of(lease), |_, _| true);
+        let all = self.0.extract_if(PartId::range_of(lease), |_, _| true);
         all.for_each(drop);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+    /// Returns whether a handover is not over. One that has failed may be requested again, with another
+    /// keeper.
+    pub(super) fn has_pending(&self) -> bool {
+        let mut handovers = self.0.values();
+        handovers.any(|handover| handover.state != HandoverState::Done)
     }
 
-    /// Returns the parts of which a keeper has all snapshots.
-    pub(super) fn done_leases(&self) -> impl Iterator<Item = KeptLease> {
-        let done = self.parts.iter().filter(|(_, handover)| handover.is_done);
-        done.map(|(part, handover)| KeptLease {
+    /// Returns the handovers that are over, for the scheduler.
+    pub(super) fn ended(&self) -> impl Iterator<Item = KeptLease> {
+        let ended = self.0.iter();
+        let ended = ended.filter(|(_, handover)| handover.state != HandoverState::Pending);
+        ended.map(|(part, handover)| KeptLease {
             lease_id: part.lease.0,
             keeper_id: handover.keeper.0,
-            without_room: false,
             part: part.index,
+            handover: handover.number,
+            failed: handover.state == HandoverState::Failed,
+            ..KeptLease::default()
         })
     }
 }
 
 impl Supervisor {
-    /// Begins to hand the snapshots of a part of a suspended lease over to `keeper`, if they are held
-    /// here.
-    pub(super) fn begin_handover(&self, part: PartId, keeper: Keeper) {
-        let is_held = lock(&self.kept_for_others).held().contains(&part.lease);
-        if is_held {
-            let number = lock(&self.handovers).begin(part, keeper.id);
-            self.queue(Job::HandOver(part, number, Box::new(keeper)));
+    /// Begins to hand the snapshots of a part of a suspended lease over to `keeper`. `number` is the
+    /// scheduler's number of the request.
+    pub(super) fn begin_handover(&self, part: PartId, number: u64, keeper: Keeper) {
+        lock(&self.handovers).begin(part, number, keeper.id);
+        match lock(&self.kept_for_others).holds(part) {
+            true => self.queue(Job::HandOver(part, number, Box::new(keeper))),
+            false => self.finish_handover(part, number, HandoverState::Failed),
         }
     }
 
-    /// Hands the snapshots of a part of a suspended lease over to `keeper`, until that has them or the
-    /// scheduler has requested something else.
+    /// Hands the snapshots of a part of a suspended lease over to `keeper`, until that has them, several
+    /// attempts have failed, or the scheduler has requested something else.
     pub(super) async fn hand_over(self: Arc<Self>, part: PartId, number: u64, keeper: Keeper) {
         let lease = part.lease;
-        let mut has_warned = false;
-        while lock(&self.handovers).is_latest(part, number) {
+        for attempt in 1..=ATTEMPTS {
+            if !lock(&self.handovers).is_latest(part, number) {
+                return;
+            }
             let snapshots = lock(&self.kept_for_others).snapshots_of(part);
-            let Err(reason) = self.send_all(part, &keeper, &snapshots).await else {
+            let sent = match snapshots.is_empty() {
+                true => Err("they are not here any more".into()),
+                false => self.send_all(part, &keeper, &snapshots).await,
+            };
+            let Err(reason) = sent else {
                 info!(%lease, "worker {} holds the snapshots of the suspended lease, too", keeper.name);
-                lock(&self.handovers).done(part, number);
-                return self.reports.notify_one();
+                return self.finish_handover(part, number, HandoverState::Done);
             };
             let reason = sanitize(&reason, MESSAGE_CHARS);
-            if !std::mem::replace(&mut has_warned, true) {
+            if attempt == ATTEMPTS {
                 warn!(%lease, "cannot hand the snapshots of the suspended lease over to worker {}: {reason}", keeper.name);
             } else {
                 debug!(%lease, "cannot hand over to worker {}: {reason}", keeper.name);
+                sleep(RETRY_DELAY).await;
             }
-            sleep(RETRY_DELAY).await;
         }
+        self.finish_handover(part, number, HandoverState::Failed);
+    }
+
+    fn finish_handover(&self, part: PartId, number: u64, state: HandoverState) {
+        lock(&self.handovers).finish(part, number, state);
+        self.reports.notify_one();
     }
 
     /// Sends a keeper the snapshots of a part that it lacks, and waits until it has stored them.
@@ -169,26 +192,31 @@ mod tests {
         let lease = LeaseId(7);
         let [part, other] = [0, 1].map(|index| PartId { lease, index });
         let mut handovers = Handovers::default();
-        let done = |handovers: &Handovers| -> Vec<u64> {
-            handovers.done_leases().map(|kept| kept.keeper_id).collect()
+        let ended = |handovers: &Handovers| -> Vec<(u64, u64, bool)> {
+            let ended = handovers.ended();
+            ended
+                .map(|kept| (kept.keeper_id, kept.handover, kept.failed))
+                .collect()
         };
-        let first = handovers.begin(part, WorkerId(1));
-        let second = handovers.begin(part, WorkerId(2));
-        assert!(!handovers.is_latest(part, first) && handovers.is_latest(part, second));
-        handovers.done(part, first);
-        assert!(done(&handovers).is_empty());
-        handovers.done(part, second);
-        assert_eq!(done(&handovers), [2]);
+        handovers.begin(part, 1, WorkerId(1));
+        handovers.begin(part, 2, WorkerId(2));
+        assert!(!handovers.is_latest(part, 1) && handovers.is_latest(part, 2));
+        handovers.finish(part, 1, HandoverState::Done);
+        assert!(ended(&handovers).is_empty() && handovers.has_pending());
+        handovers.finish(part, 2, HandoverState::Failed);
+        assert_eq!(ended(&handovers), [(2, 2, true)]);
+        assert!(handovers.has_pending());
         // The scheduler requests the same again, as the keeper may have dropped them meanwhile.
-        let third = handovers.begin(part, WorkerId(2));
-        assert!(done(&handovers).is_empty());
-        handovers.done(part, second);
-        assert!(done(&handovers).is_empty());
-        handovers.done(part, third);
-        assert_eq!(done(&handovers), [2]);
+        handovers.begin(part, 3, WorkerId(2));
+        assert!(ended(&handovers).is_empty());
+        handovers.finish(part, 2, HandoverState::Done);
+        assert!(ended(&handovers).is_empty());
+        handovers.finish(part, 3, HandoverState::Done);
+        handovers.begin(other, 4, WorkerId(3));
+        assert_eq!(ended(&handovers), [(2, 3, false)]);
         handovers.end_part(other);
-        assert_eq!(done(&handovers), [2]);
+        assert!(!handovers.has_pending());
         handovers.end(lease);
-        assert!(handovers.is_empty() && done(&handovers).is_empty());
+        assert!(ended(&handovers).is_empty());
     }
 }

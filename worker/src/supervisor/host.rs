@@ -75,7 +75,7 @@ impl LeaseHost for Supervisor {
                 *known = Some(keeper);
                 is_new
             })),
-            None => self.begin_handover(part, keeper),
+            None => self.begin_handover(part, command.handover, keeper),
         }
     }
 
@@ -117,6 +117,11 @@ impl LeaseHost for Supervisor {
         }
     }
 
+    fn hold_part(&self, part: PartId) {
+        lock(&self.kept_for_others).hold_part(part);
+        lock(&self.handovers).end_part(part);
+    }
+
     fn suspended_leases(&self) -> Vec<LeaseId> {
         let leases = lock(&self.leases);
         let ending = leases.iter().filter(|(_, running)| running.is_suspended);
@@ -129,7 +134,7 @@ impl LeaseHost for Supervisor {
     }
 
     fn is_handing_over(&self) -> bool {
-        !lock(&self.handovers).is_empty()
+        lock(&self.handovers).has_pending()
     }
 
     fn has_suspended_leases(&self) -> bool {
@@ -151,13 +156,13 @@ impl LeaseHost for Supervisor {
             Some(KeptLease {
                 lease_id: part.lease.0,
                 keeper_id: keeper.0,
-                without_room: false,
                 part: part.index,
+                ..KeptLease::default()
             })
         });
         let here = self.leases_kept_here(&leases).into_iter();
         let handovers = lock(&self.handovers);
-        let at_keepers = at_keepers.chain(handovers.done_leases());
+        let at_keepers = at_keepers.chain(handovers.ended());
         at_keepers.chain(here).collect()
     }
 
@@ -292,6 +297,7 @@ impl Supervisor {
                 keeper_id: self.settings.worker_id.0,
                 without_room: left.is_none(),
                 part: part.index,
+                ..KeptLease::default()
             }
         });
         kept.collect()

@@ -40,8 +40,8 @@ const MAX_SOURCES: usize = 1 << 16;
 /// The snapshots that this worker keeps for other workers.
 #[derive(Debug)]
 pub(super) struct KeptForOthers {
-    /// Bounds of all snapshots, with those that are being received. The number of devices is that of
-    /// this worker: what could go on here of a lease has no more.
+    /// Bounds of all snapshots, with those that are being received. The number of devices is at least
+    /// that of this worker: what could go on here of a lease has no more.
     bounds: SnapshotBounds,
     receiving_bytes: u64,
     snapshots: Snapshots<PartId>,
@@ -148,6 +148,23 @@ impl KeptForOthers {
             source.may_send = false;
         }
         self.held.insert(lease);
+    }
+
+    /// Holds the snapshots of a part of a suspended lease, if there are any. No worker may send more.
+    pub(super) fn hold_part(&mut self, part: PartId) {
+        let is_new = !self.held.contains(&part.lease);
+        if is_new && self.is_full() || !self.snapshots.has(part) {
+            return self.forget_part(part);
+        }
+        for (_, source) in self.sources.range_mut(sources_of(part..=part)) {
+            source.may_send = false;
+        }
+        self.held.insert(part.lease);
+    }
+
+    /// Returns whether there are snapshots of a part of a suspended lease.
+    pub(super) fn holds(&self, part: PartId) -> bool {
+        self.held.contains(&part.lease) && self.snapshots.has(part)
     }
 
     /// Holds the snapshots of the part of a suspended lease that has run here, and those of other parts

@@ -358,6 +358,7 @@ impl Driver {
         part: PartId,
         source: tensord_scheduler::Peer,
         keeper: tensord_scheduler::Peer,
+        handover: u64,
     ) -> Option<Event> {
         let lease = part.lease;
         debug!(%lease, "worker {} keeps the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
@@ -367,7 +368,8 @@ impl Driver {
         let keep = worker_commands::keep_snapshots(part, source);
         let gone = self.send_to_worker(to_keeper, keep);
         gone.or_else(|| {
-            self.send_to_worker(to_source, worker_commands::send_snapshots(part, keeper))
+            let send = worker_commands::send_snapshots(part, keeper, handover);
+            self.send_to_worker(to_source, send)
         })
     }
 
