@@ -31,7 +31,8 @@ impl State {
 
     /// Returns what the session could go on from in another process.
     pub(in super::super) fn durability_status(&self, now: Instant) -> DurabilityStatus {
-        let committed_at = self.journal.committed_at();
+        // A session that has ended goes on from nothing.
+        let committed_at = self.journal.committed_at().filter(|_| self.end.is_none());
         DurabilityStatus {
             commits: self.journal.commits(),
             since_commit: committed_at.map(|at| now.saturating_duration_since(at)),
