@@ -1,7 +1,8 @@
 //! What it costs that a session can go on in another process, and how long that takes.
 //!
 //! The same training runs without snapshots, with them, and with a snapshot store, in turns, beside
-//! tensors of a given size that it keeps. Then its process is killed while it trains, and the time
+//! tensors of a given size that it keeps and changes; and beside tensors that do not change, which
+//! snapshots share. Then its process is killed while it trains, and the time
 //! until its next loss is measured: the worker notices, starts another process and restores the
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
@@ -62,12 +63,24 @@ const WORKER_LABEL: &str = "from kill of the worker to next loss";
 const STORED_LABEL: &str = "a step, with snapshots in a directory, too";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 
+/// What is measured beside tensors that do not change, and up to which size.
+const CONSTANT_KEY: &str = "constant_ms";
+const CONSTANT_LABEL: &str = "a step, with snapshots that share the state";
+const MAX_CONSTANT_MIB: u64 = 256;
+
+/// Snapshots after which the tensors that do not change are shared.
+const UNTIL_SHARED: u64 = 2;
+
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
 
 /// What turns measure on the way: keys, and labels with units.
-const MORE_FIGURES: [(&str, &str); 6] = [
+const MORE_FIGURES: [(&str, &str); 7] = [
     ("interval_s", "from one commit to the next, s"),
+    (
+        "constant_interval_s",
+        "the same, if they share the state, s",
+    ),
     // With few marks in a turn, the longest.
     ("stall_p99_ms", "held up by a mark, 99th percentile, ms"),
     ("journal_mib", "ops kept by the client at most, MiB"),
@@ -119,16 +132,18 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let mut json = Vec::new();
     for &state_mib in context.full_or_quick(&STATES_MIB[..], &STATES_MIB[..1]) {
         let take = |turn: &DurabilityTurn| context.turn::<TurnFigures>(Bench::Durability, turn);
-        let train = |pool: &LocalPool, is_durable| {
+        let train_beside = |pool: &LocalPool, is_durable, is_constant| {
             wait_until_idle(&[pool.process_id()]);
             let url = url_of(pool);
             let turn = DurabilityTurn::Train {
                 url,
                 state_mib,
                 is_durable,
+                is_constant,
             };
             take(&turn)
         };
+        let train = |pool: &LocalPool, is_durable| train_beside(pool, is_durable, false);
         let kill = || {
             let turn = DurabilityTurn::Kill {
                 url: url(),
@@ -158,7 +173,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             }
             figures.main_ms
         };
-        let contenders = vec![
+        let mut contenders = vec![
             Contender::new("off_ms", "a step, without snapshots", |run| {
                 Ok(keep_more(run, train(&pool, false)?))
             }),
@@ -179,6 +194,17 @@ pub(super) fn run(context: &Context) -> Result<Report> {
                 Ok(keep_more(run, end_worker(false)?))
             }),
         ];
+        // Beside a larger state, it takes minutes until the first two snapshots are kept.
+        if state_mib <= MAX_CONSTANT_MIB {
+            contenders.push(Contender::new(CONSTANT_KEY, CONSTANT_LABEL, |run| {
+                let mut figures = train_beside(&pool, true, true)?;
+                let interval = figures.more.remove("interval_s");
+                figures.more.clear();
+                let interval = interval.map(|interval| ("constant_interval_s".into(), interval));
+                figures.more.extend(interval);
+                Ok(keep_more(run, figures))
+            }));
+        }
         let found = context.race(&format!("durability {state_mib} MiB"), contenders)?;
         let ratio = |key: &str| found.ratio(key, "off_ms");
         for finding in found.iter() {
@@ -244,6 +270,8 @@ pub(super) enum DurabilityTurn {
         url: String,
         state_mib: u64,
         is_durable: bool,
+        /// Whether the tensors beside it do not change.
+        is_constant: bool,
     },
     /// Trains, and kills the process of its lease, a child of `pool_process`.
     Kill {
@@ -276,13 +304,17 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             url,
             state_mib,
             is_durable,
+            is_constant,
         } => {
             let durability = match is_durable {
                 true => Durability::Auto,
                 false => Durability::Off,
             };
-            let mut training = Training::start(url, *state_mib, durability)?;
+            let mut training = Training::start(url, *state_mib, durability, *is_constant)?;
             training.run(STEPS_PER_READ)?;
+            if *is_constant && *is_durable {
+                training.run_until_commits(UNTIL_SHARED)?;
+            }
             let timed = context.full_or_quick(TIMED, Duration::from_millis(100));
             training.timed(timed)
         }
@@ -319,11 +351,10 @@ fn training_with_snapshot(
     state_mib: u64,
     workers: &[u32],
 ) -> Result<Training> {
-    let mut training = Training::start(url, state_mib, Durability::Auto)?;
+    let mut training = Training::start(url, state_mib, Durability::Auto, false)?;
     let begun = Instant::now();
     let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
-    let is_whole = |bytes: &u64| *bytes >= state_mib << 20;
-    let has_one = |id: &u32| snapshots_bytes(*id).iter().any(is_whole);
+    let has_one = |id: &u32| snapshots_bytes(*id).iter().sum::<u64>() >= state_mib << 20;
     let are_kept = || workers.iter().all(has_one);
     while begun.elapsed() < before || !are_kept() {
         if begun.elapsed() > SNAPSHOT_DEADLINE {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use burn::tensor::{Device, Distribution, Tensor};
 use tensord_client::{Durability, Lease, LeaseEvent, LeaseRequest, Pool, PoolUrl};
 
@@ -23,6 +23,9 @@ use crate::{
 /// Elements of a tensor of 16 MiB.
 const STATE_ELEMENTS: usize = 4 << 20;
 
+/// How long some snapshots may take to be kept.
+const COMMIT_DEADLINE: Duration = Duration::from_secs(120);
+
 /// How long the events of a lease may take to arrive after its next loss.
 const EVENT_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -31,7 +34,9 @@ pub(super) struct Training {
     trainer: Trainer,
     batches: std::iter::Cycle<std::vec::IntoIter<Batch>>,
     /// Kept, so that snapshots have them.
-    _state: Vec<Tensor<1>>,
+    state: Vec<Tensor<1>>,
+    /// The one of them that changes next; `None` if they do not change.
+    next: Option<usize>,
     pub(super) lease: Lease,
     /// Events of the lease, and when they came.
     events: Receiver<(Instant, LeaseEvent)>,
@@ -39,7 +44,13 @@ pub(super) struct Training {
 }
 
 impl Training {
-    pub(super) fn start(url: &str, state_mib: u64, durability: Durability) -> Result<Self> {
+    /// Starts a training beside tensors of `state_mib`, which do not change if `is_constant`.
+    pub(super) fn start(
+        url: &str,
+        state_mib: u64,
+        durability: Durability,
+        is_constant: bool,
+    ) -> Result<Self> {
         let url: PoolUrl = url.parse().context("a pool URL")?;
         let (sender, events) = channel();
         let request = LeaseRequest::devices(1)
@@ -62,16 +73,37 @@ impl Training {
         Ok(Self {
             trainer: Trainer::new(Model::Mlp, device, Upload::Helper),
             batches: batches.into_iter().cycle(),
-            _state: state,
+            state,
+            next: (!is_constant).then_some(0),
             lease,
             events,
             _pool: pool,
         })
     }
 
-    /// Takes steps, and reads the last loss.
+    /// Takes steps, and reads the last loss. Before that, changes the next of the tensors.
     pub(super) fn run(&mut self, steps: usize) -> Result<()> {
+        if let Some(next) = &mut self.next {
+            let tensor = self.state.swap_remove(*next);
+            self.state.push(tensor.neg());
+            let last = self.state.len() - 1;
+            self.state.swap(*next, last);
+            *next = (*next + 1) % self.state.len();
+        }
         self.trainer.steps(self.batches.by_ref().take(steps))?;
+        Ok(())
+    }
+
+    /// Trains until `commits` more snapshots were kept.
+    pub(super) fn run_until_commits(&mut self, commits: u64) -> Result<()> {
+        let begun = Instant::now();
+        let last = self.lease.durability_status().commits + commits;
+        while self.lease.durability_status().commits < last {
+            if begun.elapsed() > COMMIT_DEADLINE {
+                bail!("fewer than {commits} snapshots were kept within {COMMIT_DEADLINE:?}");
+            }
+            self.run(1)?;
+        }
         Ok(())
     }
 
