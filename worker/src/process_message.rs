@@ -16,7 +16,10 @@ pub(crate) const BUILD: &str = concat!("tensord-worker ", env!("CARGO_PKG_VERSIO
 /// A message to a process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ToProcess {
-    #[prost(oneof = "Task", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(
+        oneof = "Task",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"
+    )]
     pub(crate) task: Option<Task>,
 }
 
@@ -71,6 +74,9 @@ pub(crate) enum Task {
     /// The reply to a snapshot that the process has sent.
     #[prost(message, tag = "14")]
     SnapshotKept(SnapshotKept),
+    /// The base, in the shared memory that comes with this message, of a snapshot that follows.
+    #[prost(message, tag = "15")]
+    SnapshotBase(SnapshotInfo),
 }
 
 /// The end of a lease's sessions.
@@ -95,18 +101,23 @@ pub(crate) struct SnapshotInfo {
     /// The latest mark from which the client can go on. Snapshots of earlier ones are not needed.
     #[prost(uint64, tag = "3")]
     pub(crate) committed: u64,
+    /// Without the base.
     #[prost(uint64, tag = "4")]
     pub(crate) size_bytes: u64,
+    /// The base that has some of the contents; 0 if there is none.
+    #[prost(uint64, tag = "5")]
+    pub(crate) base_id: u64,
 }
 
 impl SnapshotInfo {
     /// Describes the snapshot of a session at `mark`.
-    pub(crate) fn new(session: SessionId, mark: Mark, size_bytes: u64) -> Self {
+    pub(crate) fn new(session: SessionId, mark: Mark, size_bytes: u64, base: Option<u64>) -> Self {
         Self {
             session_id: session.0,
             mark: mark.mark,
             committed: mark.committed,
             size_bytes,
+            base_id: base.unwrap_or_default(),
         }
     }
 }
@@ -220,7 +231,7 @@ pub(crate) struct ProcessSettings {
 /// A message of a process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromProcess {
-    #[prost(oneof = "Event", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "Event", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub(crate) event: Option<Event>,
 }
 
@@ -261,6 +272,9 @@ pub(crate) enum Event {
     /// This session has ended, and needs no snapshots.
     #[prost(uint64, tag = "11")]
     SessionEnded(u64),
+    /// The base, in the shared memory that comes with this message, of the snapshot that follows.
+    #[prost(message, tag = "12")]
+    SnapshotBase(SnapshotInfo),
 }
 
 /// The uploads in a segment of shared memory.

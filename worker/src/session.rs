@@ -26,6 +26,7 @@ pub(crate) mod sealed_snapshot;
 #[cfg(all(feature = "testing", target_os = "linux"))]
 pub(crate) mod simulated;
 pub(crate) mod snapshot;
+pub(crate) mod snapshot_base;
 #[cfg(feature = "testing")]
 pub(crate) mod standalone;
 #[cfg(test)]
@@ -190,6 +191,7 @@ impl Session {
         } = begin.begin(blobs, open_runner)?;
         if let (Some(snapshots), Some(_)) = (&device_context.snapshots, &snapshot_key) {
             let snapshots = snapshots.clone();
+            runner.share_contents(snapshots.min_base_bytes());
             runner.allow_copies(Box::new(move |mark| snapshots.copy_limit(id, mark)));
         }
         let session = Arc::new(Self {

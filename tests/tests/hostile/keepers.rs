@@ -79,6 +79,7 @@ fn id(session_id: u64, mark: u64) -> SnapshotId {
         session_id,
         mark,
         epoch,
+        base_id: 0,
     }
 }
 
@@ -87,6 +88,17 @@ fn begin(id: SnapshotId, size_bytes: u64) -> Body {
         id: Some(id),
         committed: 0,
         size_bytes,
+        base_bytes: 0,
+    })
+}
+
+/// Begins a snapshot with the base `base_id`, of which `base_bytes` follow.
+fn begin_with_base(id: SnapshotId, base_id: u64, base_bytes: u64) -> Body {
+    Body::SnapshotBegin(SnapshotBegin {
+        id: Some(SnapshotId { base_id, ..id }),
+        committed: 0,
+        size_bytes: 8,
+        base_bytes,
     })
 }
 
@@ -234,6 +246,19 @@ fn connection_of_a_worker_that_breaks_a_rule_is_closed() {
             vec![begin(id(2, 1), 8), part(8), begin(id(2, 1), 8), part(8)],
             // Mark 0 is none.
             vec![begin(id(3, 0), 8), part(8)],
+            // A base without an id.
+            vec![begin_with_base(id(4, 1), 0, 8), part(8), part(8)],
+            // A part of both the base and the snapshot.
+            vec![begin_with_base(id(5, 1), 7, 8), part(9)],
+            // Two bases with the same id.
+            vec![
+                begin_with_base(id(6, 1), 7, 8),
+                part(8),
+                part(8),
+                begin_with_base(id(6, 2), 7, 9),
+                part(9),
+                part(8),
+            ],
             vec![Body::OfferSnapshots(OfferSnapshots::default())],
         ];
         for frames in broken {
@@ -242,13 +267,21 @@ fn connection_of_a_worker_that_breaks_a_rule_is_closed() {
             connection.expect_closed(frames).await;
         }
         let (mut connection, _) = rogue.connect().await;
+        connection.send(begin_with_base(id(8, 1), 9, 0)).await;
+        connection.send(part(8)).await;
+        let refused = connection.stored().await;
+        assert_eq!(refused.error, "its base 9 is not kept");
         // Its parts are dropped.
         connection.send(begin(id(4, 1), u64::MAX)).await;
         let refused = connection.stored().await;
         assert!(refused.error.contains("in use"), "{}", refused.error);
         connection.send(part(100)).await;
         let kept = cluster.workers[0].snapshots_bytes();
-        assert_eq!(kept, [8], "of session 2");
+        assert_eq!(
+            kept,
+            [8, 8, 8],
+            "of session 2, and of session 6 with its base"
+        );
     });
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use tensord_client::{Durability, Lease, LeaseRequest};
 use tensord_testkit::{
     cluster::{Cluster, Process},
@@ -23,7 +23,10 @@ fn worker(cluster: &Cluster) -> &Process {
 
 /// Kills the process of the only lease.
 fn kill_process(cluster: &Cluster) {
-    let worker = worker(cluster);
+    kill_process_at(worker(cluster));
+}
+
+fn kill_process_at(worker: &Process) {
     worker.signal_child(worker.process_of_lease(), "KILL");
 }
 
@@ -112,6 +115,66 @@ fn large_tensors_and_random_numbers_are_the_same() {
         }
     });
     assert!(ours == undisturbed, "{}", worker(&cluster).log());
+}
+
+/// Bytes of the tensor that does not change.
+const CONSTANT_BYTES: usize = 8 << 20;
+
+/// Returns whether a worker has one copy of the tensor that does not change, and snapshots beside it.
+fn has_constant_once(worker: &Process) -> bool {
+    let sizes = worker.snapshots_bytes();
+    let (constant, others): (Vec<_>, Vec<_>) = sizes
+        .into_iter()
+        .partition(|size| *size >= CONSTANT_BYTES as u64);
+    constant.len() == 1 && !others.is_empty()
+}
+
+/// Changes a small tensor by parts of a large one that stays, until `between`, which gets the number of
+/// each round, returns `false`. Returns what was read, and the large tensor.
+fn with_constant(
+    device: &Device,
+    mut between: impl FnMut(usize) -> bool,
+) -> (Vec<TensorData>, TensorData) {
+    let elements = CONSTANT_BYTES / size_of::<f32>();
+    let constant = Tensor::<1, Int>::arange(0..elements as i64, device).float();
+    let mut sum = Tensor::<1>::zeros([64], device);
+    let mut read = Vec::new();
+    while between(read.len()) {
+        let start = read.len() * 64 % elements;
+        sum = sum.mul_scalar(0.5) + constant.clone().narrow(0, start, 64);
+        read.push(sum.clone().into_data());
+    }
+    (read, constant.into_data())
+}
+
+/// The process of a lease dies, and then its worker, and then the next one.
+#[test]
+fn what_does_not_change_is_kept_once_and_restored() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let mut losses = 0;
+    let ours = with_constant(&lease.devices()[0], |_| {
+        sleep(Duration::from_millis(20));
+        let running = cluster.worker_of_lease();
+        let has_all = cluster.workers.iter().filter(|it| has_constant_once(it));
+        if let Some(running) = running
+            && has_all.count() == 2
+        {
+            match losses {
+                0 => kill_process_at(&cluster.workers[running]),
+                _ => {
+                    cluster.workers[running].kill();
+                    cluster.add_worker("flex");
+                }
+            }
+            losses += 1;
+        }
+        losses < 3
+    });
+    let rounds = ours.0.len();
+    let undisturbed = with_constant(&Device::flex(), |round| round < rounds);
+    assert!(ours == undisturbed, "{}", cluster.logs());
+    assert_eq!(lease.ended(), None);
 }
 
 #[test]

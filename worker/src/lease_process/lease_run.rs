@@ -227,6 +227,7 @@ impl LeaseRun {
             }
             (Task::Uploads(uploads), Some(file)) => add_uploads(&self.blobs, uploads, file),
             (Task::Snapshot(info), Some(file)) => self.left_snapshots.add(info, file),
+            (Task::SnapshotBase(info), Some(file)) => self.left_snapshots.add_base(info, file),
             (Task::SnapshotKept(kept), None) => {
                 if kept.error.is_empty() {
                     self.left_snapshots.forget(SessionId(kept.session_id));
@@ -323,9 +324,13 @@ async fn send_snapshot(
     message: SnapshotMessage,
 ) -> Result<(), ProcessError> {
     match message {
-        SnapshotMessage::Snapshot(info, file) => {
+        SnapshotMessage::Snapshot(info, files) => {
+            if let Some(base) = files.base {
+                let event = Event::SnapshotBase(info);
+                channel.send_with(event, Some(base.as_fd())).await?;
+            }
             let event = Event::Snapshot(info);
-            channel.send_with(event, Some(file.as_fd())).await
+            channel.send_with(event, Some(files.snapshot.as_fd())).await
         }
         SnapshotMessage::SessionEnded(session) => {
             channel.send(Event::SessionEnded(session.0)).await

@@ -25,7 +25,9 @@ use crate::{
     registry::StoredSnapshots,
     session::{
         KeptCallback, SnapshotKeeper,
-        sealed_snapshot::{OpeningReader, SealingWriter, SnapshotKey, SnapshotName, sealed_size},
+        sealed_snapshot::{
+            OpeningReader, SealedContent, SealingWriter, SnapshotKey, SnapshotName, sealed_size,
+        },
         snapshot::Snapshot,
     },
 };
@@ -38,7 +40,8 @@ const STILL_KEEPING: &str = "the previous snapshot is still being kept";
 
 /// A message about snapshots for the worker.
 pub(super) enum SnapshotMessage {
-    Snapshot(SnapshotInfo, File),
+    /// A snapshot, with its base if that is new.
+    Snapshot(SnapshotInfo, SealedFiles),
     SessionEnded(SessionId),
 }
 
@@ -52,19 +55,28 @@ pub(super) struct SnapshotSender {
     messages: mpsc::Sender<SnapshotMessage>,
     /// The sessions whose snapshot is being kept.
     pending: Mutex<HashMap<SessionId, PendingSnapshot>>,
-    /// The mark and the size of the last snapshot of each session that the worker has kept.
-    kept: Mutex<HashMap<SessionId, (u64, u64)>>,
+    /// The last snapshot of each session that the worker has kept.
+    kept: Mutex<HashMap<SessionId, KeptSizes>>,
+}
+
+/// A snapshot that the worker keeps.
+#[derive(Clone, Copy, Default)]
+struct KeptSizes {
+    mark: u64,
+    /// Size without the base.
+    size_bytes: u64,
+    base_bytes: u64,
 }
 
 /// A snapshot that is being kept.
 struct PendingSnapshot {
-    mark: u64,
+    sizes: KeptSizes,
     /// How long it took to copy.
     copying: Duration,
     /// `None` if the session has ended.
     kept: Option<KeptCallback>,
     /// Taken until the worker has replied, as the worker may be slow to receive the copy.
-    bytes: CopyingBytes,
+    _bytes: CopyingBytes,
 }
 
 impl SnapshotSender {
@@ -102,13 +114,14 @@ impl SnapshotSender {
 
     fn finish(&self, session: SessionId, mark: u64, result: Result<(), String>) {
         let mut pending = lock(&self.pending);
-        if pending.get(&session).is_some_and(|it| it.mark == mark)
+        if pending
+            .get(&session)
+            .is_some_and(|it| it.sizes.mark == mark)
             && let Some(snapshot) = pending.remove(&session)
         {
             drop(pending);
             if result.is_ok() && snapshot.kept.is_some() {
-                let CopyingBytes(_, size_bytes) = snapshot.bytes;
-                lock(&self.kept).insert(session, (mark, size_bytes));
+                lock(&self.kept).insert(session, snapshot.sizes);
             }
             match snapshot.kept {
                 Some(kept) => kept(snapshot.copying, result),
@@ -170,13 +183,13 @@ impl SnapshotSender {
         key: &SnapshotKey,
     ) -> Result<(), String> {
         let began = Instant::now();
-        let file = copy(snapshot, key, name_of(info));
+        let files = copy(snapshot, key, info);
         let is_needed = self.copied(SessionId(info.session_id), began.elapsed());
-        let file = file.map_err(|e| format!("cannot copy the snapshot to shared memory: {e}"))?;
+        let files = files.map_err(|e| format!("cannot copy the snapshot to shared memory: {e}"))?;
         if !is_needed {
             return Err("the session has ended".into());
         }
-        let message = SnapshotMessage::Snapshot(info, file);
+        let message = SnapshotMessage::Snapshot(info, files);
         let sent = self.messages.blocking_send(message);
         sent.map_err(|_| "the lease is ending".to_owned())
     }
@@ -211,10 +224,11 @@ impl SnapshotKeeper for SnapshotSender {
         // The worker drops the session's last snapshot for this one, unless the client has committed
         // that one's mark.
         let kept = lock(&self.kept);
-        let stay = kept
-            .iter()
-            .filter(|(of, (kept_mark, _))| **of != session || *kept_mark == mark.committed);
-        let stay_bytes: u64 = stay.map(|(_, (_, size_bytes))| size_bytes).sum();
+        let stay = kept.iter().map(|(of, sizes)| {
+            let stays = *of != session || sizes.mark == mark.committed;
+            sizes.base_bytes + if stays { sizes.size_bytes } else { 0 }
+        });
+        let stay_bytes: u64 = stay.sum();
         let copying_bytes = self.copying_bytes.load(Ordering::Relaxed);
         Ok(self
             .max_bytes
@@ -230,19 +244,25 @@ impl SnapshotKeeper for SnapshotSender {
         kept: KeptCallback,
     ) {
         let size_bytes = sealed_size(snapshot.size_bytes());
-        let bytes = match self.begin_copy(session, size_bytes) {
+        let new_base = snapshot.new_base_bytes().map(sealed_size);
+        let bytes = match self.begin_copy(session, size_bytes + new_base.unwrap_or_default()) {
             Ok(bytes) => bytes,
             Err(reason) => return kept(Duration::ZERO, Err(reason)),
         };
-        let pending = PendingSnapshot {
+        let sizes = KeptSizes {
             mark: mark.mark,
+            size_bytes,
+            base_bytes: snapshot.base_bytes().map_or(0, sealed_size),
+        };
+        let pending = PendingSnapshot {
+            sizes,
             copying: Duration::ZERO,
             kept: Some(kept),
-            bytes,
+            _bytes: bytes,
         };
         // All snapshots of a session are kept by the one thread that executes its ops at a time.
         lock(&self.pending).insert(session, pending);
-        let info = SnapshotInfo::new(session, mark, size_bytes);
+        let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
         let runtime = self.runtime.clone();
         runtime.spawn_blocking(move || {
             let sent = self.copy_and_send(info, &snapshot, &key);
@@ -269,20 +289,39 @@ impl SnapshotKeeper for SnapshotSender {
     }
 }
 
-/// Returns which snapshot `info` is about.
-pub(crate) fn name_of(info: SnapshotInfo) -> SnapshotName {
-    SnapshotName {
-        session: SessionId(info.session_id),
-        mark: info.mark,
-    }
+/// A snapshot in memory that nobody can change, and its base if that is new.
+pub(crate) struct SealedFiles {
+    pub(crate) snapshot: File,
+    pub(crate) base: Option<File>,
 }
 
 /// Copies a snapshot, encrypted, into memory that nobody can change.
-pub(crate) fn copy(snapshot: &Snapshot, key: &SnapshotKey, name: SnapshotName) -> io::Result<File> {
-    let file = unnamed_memory("tensord-snapshot")?;
-    let mut sealing = SealingWriter::new(file, key, name, rand::random())?;
+pub(crate) fn copy(
+    snapshot: &Snapshot,
+    key: &SnapshotKey,
+    info: SnapshotInfo,
+) -> io::Result<SealedFiles> {
+    let session = SessionId(info.session_id);
+    let sealing = |content| {
+        let file = unnamed_memory("tensord-snapshot")?;
+        let name = SnapshotName { session, content };
+        SealingWriter::new(file, key, name, rand::random())
+    };
+    let base = match snapshot.new_base_bytes() {
+        Some(_) => {
+            let mut sealing = sealing(SealedContent::Base(info.base_id))?;
+            snapshot.write_base(&mut sealing)?;
+            Some(seal_file(sealing.finish()?)?)
+        }
+        None => None,
+    };
+    let mut sealing = sealing(SealedContent::Mark(info.mark))?;
     snapshot.write(&mut sealing)?;
-    let mut file = sealing.finish()?;
+    let snapshot = seal_file(sealing.finish()?)?;
+    Ok(SealedFiles { snapshot, base })
+}
+
+fn seal_file(mut file: File) -> io::Result<File> {
     file.flush()?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
@@ -290,23 +329,36 @@ pub(crate) fn copy(snapshot: &Snapshot, key: &SnapshotKey, name: SnapshotName) -
 
 /// The snapshots that earlier processes of the lease have left.
 #[derive(Default)]
-pub(crate) struct LeftSnapshots(Mutex<HashMap<(SessionId, u64), File>>);
+pub(crate) struct LeftSnapshots {
+    /// By session and mark.
+    snapshots: Mutex<HashMap<(SessionId, u64), File>>,
+    /// By session and id.
+    bases: Mutex<HashMap<(SessionId, u64), File>>,
+}
 
 impl LeftSnapshots {
     /// Adds a snapshot that the worker has passed on.
     pub(crate) fn add(&self, info: SnapshotInfo, file: OwnedFd) {
         let key = (SessionId(info.session_id), info.mark);
-        lock(&self.0).insert(key, file.into());
+        lock(&self.snapshots).insert(key, file.into());
+    }
+
+    /// Adds the base of a snapshot that the worker has passed on.
+    pub(crate) fn add_base(&self, info: SnapshotInfo, file: OwnedFd) {
+        let key = (SessionId(info.session_id), info.base_id);
+        lock(&self.bases).insert(key, file.into());
     }
 
     /// Drops the snapshots of a session, which has ended or of which the worker has a later one.
     pub(crate) fn forget(&self, session: SessionId) {
-        lock(&self.0).retain(|(of, _), _| *of != session);
+        lock(&self.snapshots).retain(|(of, _), _| *of != session);
+        lock(&self.bases).retain(|(of, _), _| *of != session);
     }
 
     /// Returns the sessions that have snapshots.
     pub(crate) fn sessions(&self) -> Vec<SessionId> {
-        let mut sessions: Vec<_> = lock(&self.0).keys().map(|(session, _)| *session).collect();
+        let snapshots = lock(&self.snapshots);
+        let mut sessions: Vec<_> = snapshots.keys().map(|(session, _)| *session).collect();
         sessions.sort_unstable();
         sessions.dedup();
         sessions
@@ -315,7 +367,7 @@ impl LeftSnapshots {
 
 impl StoredSnapshots for LeftSnapshots {
     fn has(&self, session: SessionId, mark: u64) -> bool {
-        lock(&self.0).contains_key(&(session, mark))
+        lock(&self.snapshots).contains_key(&(session, mark))
     }
 
     fn read(
@@ -325,15 +377,24 @@ impl StoredSnapshots for LeftSnapshots {
         key: &SnapshotKey,
         max_bytes: u64,
     ) -> Result<Snapshot, String> {
-        let file = lock(&self.0).get(&(session, mark)).map(File::try_clone);
-        let file = file.ok_or_else(|| format!("the worker has no snapshot of mark {mark}"))?;
-        let read = || {
+        let copy_of = |files: &Mutex<HashMap<_, File>>, number| {
+            let file = lock(files).get(&(session, number)).map(File::try_clone);
+            file.unwrap_or_else(|| {
+                let reason = format!("the worker has no snapshot or base {number:x} of it");
+                Err(io::Error::new(io::ErrorKind::NotFound, reason))
+            })
+        };
+        let open = |file: io::Result<File>, content| {
             let mut file = file?;
             let size_bytes = file.metadata()?.len();
             file.rewind()?;
-            let name = SnapshotName { session, mark };
-            let mut opening = OpeningReader::new(file, size_bytes, key, name)?;
-            Snapshot::read(&mut opening as &mut dyn Read, max_bytes)
+            OpeningReader::new(file, size_bytes, key, SnapshotName { session, content })
+        };
+        let read = || {
+            let file = copy_of(&self.snapshots, mark);
+            let mut opening = open(file, SealedContent::Mark(mark))?;
+            let open_base = |id| open(copy_of(&self.bases, id), SealedContent::Base(id));
+            Snapshot::read(&mut opening as &mut dyn Read, open_base, max_bytes)
         };
         block_in_place(read).map_err(|e| e.to_string())
     }

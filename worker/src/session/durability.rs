@@ -16,6 +16,7 @@ use super::{
     runner::Work,
     sealed_snapshot::SnapshotKey,
     snapshot::{Snapshot, SnapshotError},
+    snapshot_base::MIN_BASE_BYTES,
 };
 
 /// Keeps snapshots of sessions where they outlive this process.
@@ -41,6 +42,11 @@ pub(crate) trait SnapshotKeeper: Send + Sync {
 
     /// Drops all snapshots of a session, which has ended.
     fn forget(self: Arc<Self>, session: SessionId);
+
+    /// Returns how many bytes the contents that snapshots share must have at least.
+    fn min_base_bytes(&self) -> u64 {
+        MIN_BASE_BYTES
+    }
 }
 
 /// Is called with how long a snapshot took to copy, and with the reason if it is not kept.
@@ -74,7 +80,12 @@ impl Session {
         cost: Duration,
     ) {
         let session = self.clone();
+        let outcome = captured.as_ref().ok().map(|snapshot| snapshot.outcome());
         let reply = move |copying: Duration, kept: Result<(), String>| {
+            if let Some(outcome) = outcome {
+                // It is set once.
+                let _ = outcome.set(kept.is_ok());
+            }
             session.outbound.queue_marked(Marked {
                 mark: mark.mark,
                 error: kept.err().unwrap_or_default(),

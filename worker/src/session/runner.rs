@@ -58,6 +58,7 @@ pub(crate) use self::{
 };
 use super::{
     snapshot::{Snapshot, SnapshotError},
+    snapshot_base::BaseTracker,
     uploads::{Payload, Uploads},
 };
 use crate::{
@@ -91,6 +92,7 @@ pub(crate) struct Runner {
     uploads: Uploads,
     /// Returns the bytes that a mark may copy from the device now. `None` if no mark may.
     copy_limit: Option<CopyLimit>,
+    snapshot_base: BaseTracker,
 }
 
 /// Returns the bytes that may be copied from the device for the snapshot of a mark now, or why none may.
@@ -112,6 +114,7 @@ impl Runner {
             collectives: Collectives::new(membership),
             uploads,
             copy_limit: None,
+            snapshot_base: BaseTracker::default(),
         }
     }
 
@@ -375,6 +378,11 @@ impl Runner {
         self.copy_limit = Some(limit);
     }
 
+    /// Lets snapshots share contents of at least `min_bytes`.
+    pub(crate) fn share_contents(&mut self, min_bytes: u64) {
+        self.snapshot_base.set_min_bytes(min_bytes);
+    }
+
     /// Returns the session's state. All work whose turn has come must be done.
     fn capture(&mut self, mark: Mark) -> Result<Snapshot, SnapshotError> {
         let limit = self.copy_limit.as_ref().map_or(Ok(0), |limit| limit(mark));
@@ -383,6 +391,10 @@ impl Runner {
         snapshot.header.ops_seen = self.plans.ops_seen();
         snapshot.header.decoder_counter = self.plans.decoder_counter();
         self.uploads.capture(&mut snapshot);
+        let versions = self.uploads.versions();
+        // Not 0, which stands for no base.
+        let new_id = rand::random::<u64>() | 1;
+        self.snapshot_base.assign(&mut snapshot, &versions, new_id);
         Ok(snapshot)
     }
 
@@ -395,6 +407,8 @@ impl Runner {
     pub(crate) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         self.interpreter.restore(snapshot)?;
         self.uploads.restore(snapshot)?;
+        let versions = self.uploads.versions();
+        self.snapshot_base.restore(snapshot, &versions);
         let header = &snapshot.header;
         self.plans.restore(header.ops_seen, header.decoder_counter);
         self.interpreter.current.set(header.ops_seen);

@@ -7,7 +7,8 @@
 //! derived from the session's key and the salt, so no two snapshots share one. A chunk's nonce is its
 //! number and whether it is the last one, as in the STREAM construction (Hoang, Reyhanitabar, Rogaway
 //! and Vizár, CRYPTO 2015): chunks cannot be left out, repeated or reordered, and the end cannot be
-//! cut off. The session and the mark are authenticated with each chunk.
+//! cut off. The session and the mark are authenticated with each chunk. The base of a snapshot is sealed in
+//! the same way, with its id instead of the mark.
 
 use std::{
     fmt,
@@ -48,18 +49,31 @@ impl fmt::Debug for SnapshotKey {
     }
 }
 
-/// Session and mark of a snapshot; authenticated with each chunk.
+/// What is sealed; authenticated with each chunk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SnapshotName {
     pub(crate) session: SessionId,
-    pub(crate) mark: u64,
+    pub(crate) content: SealedContent,
+}
+
+/// Which part of a session's snapshots is sealed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SealedContent {
+    /// The snapshot of this mark, without its base.
+    Mark(u64),
+    /// The base with this id.
+    Base(u64),
 }
 
 impl SnapshotName {
-    fn aad(self) -> Aad<[u8; 16]> {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.session.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.mark.to_le_bytes());
+    fn aad(self) -> Aad<[u8; 17]> {
+        let (kind, number) = match self.content {
+            SealedContent::Mark(mark) => (0, mark),
+            SealedContent::Base(id) => (1, id),
+        };
+        let mut bytes = [kind; 17];
+        bytes[1..9].copy_from_slice(&self.session.0.to_le_bytes());
+        bytes[9..].copy_from_slice(&number.to_le_bytes());
         Aad::from(bytes)
     }
 }
@@ -235,7 +249,7 @@ mod tests {
 
     const NAME: SnapshotName = SnapshotName {
         session: SessionId(7),
-        mark: 3,
+        content: SealedContent::Mark(3),
     };
     const KEY: SnapshotKey = SnapshotKey([5; 32]);
 
@@ -290,11 +304,12 @@ mod tests {
             session: SessionId(8),
             ..NAME
         };
-        let other_mark = SnapshotName { mark: 4, ..NAME };
+        let of = |content| SnapshotName { content, ..NAME };
         for (key, name) in [
             (SnapshotKey([6; 32]), NAME),
             (KEY, other_session),
-            (KEY, other_mark),
+            (KEY, of(SealedContent::Mark(4))),
+            (KEY, of(SealedContent::Base(3))),
         ] {
             let error = open(&sealed, &key, name).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);

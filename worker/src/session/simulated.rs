@@ -5,6 +5,7 @@
 //! the snapshots lie in the store of a real worker, too.
 
 use std::{
+    fs::File,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -33,7 +34,7 @@ use crate::{
     collective::{Cohort, CollectiveSettings, LeaseMembers},
     custom::CustomOps,
     executor::{RunQueue, TimeSliceEnd, TimeSliced},
-    lease_process::snapshots::{LeftSnapshots, copy, name_of},
+    lease_process::snapshots::{LeftSnapshots, copy},
     locks::lock,
     memory::DeviceMemory,
     op_progress::Signals,
@@ -42,7 +43,7 @@ use crate::{
         StoredSnapshots,
         attachment::{Attachment, restore_point},
     },
-    supervisor::snapshots::{Refused, SnapshotBounds, Snapshots},
+    supervisor::snapshots::{Refused, SnapshotBounds, SnapshotFiles, Snapshots},
 };
 
 const LEASE: LeaseId = LeaseId(1);
@@ -116,11 +117,17 @@ impl SnapshotKeeper for HeldSnapshot {
             let reason = "the previous snapshot is still being kept";
             return kept(Duration::ZERO, Err(reason.into()));
         }
-        let info = SnapshotInfo::new(session, mark, sealed_size(snapshot.size_bytes()));
+        let size_bytes = sealed_size(snapshot.size_bytes());
+        let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
         *held = Some(Keeping::Captured(info, snapshot, key, kept));
     }
 
     fn forget(self: Arc<Self>, _: SessionId) {}
+
+    fn min_base_bytes(&self) -> u64 {
+        // The programs are small.
+        64
+    }
 }
 
 impl SimulatedHost {
@@ -269,13 +276,16 @@ impl SimulatedHost {
         let result = match has_room {
             false => Err("there is no room".to_owned()),
             true => {
-                let file = copy(&snapshot, &key, name_of(info)).expect("there is memory");
+                let copied = copy(&snapshot, &key, info).expect("there is memory");
                 let bounds = SnapshotBounds {
                     max_bytes: self.snapshot_bytes,
                     devices: self.process.devices.len(),
                 };
-                let file = file.into();
-                match self.store.add(LEASE, bounds, self.epoch, info, file) {
+                let files = SnapshotFiles {
+                    file: copied.snapshot.into(),
+                    base: copied.base.map(Into::into),
+                };
+                match self.store.add(LEASE, bounds, self.epoch, info, files) {
                     Ok(()) => Ok(()),
                     Err(Refused::Full(reason)) => Err(reason),
                     Err(Refused::Violation) => panic!("the process broke a rule: {info:?}"),
@@ -314,8 +324,12 @@ impl SimulatedHost {
         self.epoch += 1;
         self.process = SimulatedProcess::start(self.devices, self.capacity_bytes);
         for kept in self.store.of(LEASE) {
-            let file = kept.file.try_clone().expect("there are descriptors");
-            self.process.left.add(kept.info, file.into());
+            let copy_of = |file: &Arc<File>| file.try_clone().expect("there are descriptors");
+            let left = &self.process.left;
+            left.add(kept.info, copy_of(&kept.file).into());
+            if let Some(base) = &kept.base {
+                left.add_base(kept.info, copy_of(&base.file).into());
+            }
         }
     }
 

@@ -6,14 +6,17 @@
 //! knows. It has no pending values: a mark is executed when all work before it is done.
 //!
 //! Encoded, it is the size of the header, the header, and the bytes of all storages and kept
-//! uploads, in order.
+//! uploads, in order; but for those that are in the snapshot's base, which several snapshots share
+//! (`snapshot_base.rs`). A base has the bytes of storages and uploads alone.
 
 use std::io::{self, Read, Write};
 
+use burn_ir::TensorId;
 use bytes::Bytes;
 use prost::Message;
 use tensord_proto::{aligned, bulk, content::Hash, v1::Fault};
 
+use super::snapshot_base::Outcome;
 use crate::backend::HostStorage;
 
 /// Maximum size of a header: less than 200 bytes for each of the most tensors that a session has.
@@ -27,6 +30,12 @@ pub(crate) struct Snapshot {
     pub(super) storages: Vec<HostStorage>,
     /// The contents of the upload slots, in the order of `header.slots`.
     pub(super) slots: Vec<Bytes>,
+    /// The ids of the tensors, in the order of `header.tensors`, if the snapshot was captured here.
+    pub(super) tensor_ids: Vec<TensorId>,
+    /// Whether the base is to be kept with this snapshot, and was not with an earlier one.
+    pub(super) has_new_base: bool,
+    /// Whether the snapshot is kept.
+    pub(super) outcome: Outcome,
 }
 
 /// All of a snapshot but the contents: a field for each part of a session's state.
@@ -64,6 +73,11 @@ pub(super) struct Header {
     /// The hashes of the uploads that the session was offered, in order.
     #[prost(bytes = "vec", tag = "13")]
     pub(super) held: Vec<u8>,
+    /// The id of the base in which some of the contents are; 0 if there is none.
+    #[prost(uint64, tag = "14")]
+    pub(super) base: u64,
+    #[prost(uint64, tag = "15")]
+    pub(super) base_bytes: u64,
 }
 
 /// The memory of a storage.
@@ -74,6 +88,9 @@ pub(super) struct StorageImage {
     /// What the backend has allocated.
     #[prost(uint64, tag = "2")]
     pub(super) capacity_bytes: u64,
+    /// Where the bytes are in the base; absent if they are in the snapshot.
+    #[prost(uint64, optional, tag = "3")]
+    pub(super) base_offset: Option<u64>,
 }
 
 /// Memory that is charged once for several tensors.
@@ -127,6 +144,9 @@ pub(super) struct SlotImage {
     pub(super) slot: u32,
     #[prost(uint64, tag = "2")]
     pub(super) size_bytes: u64,
+    /// Where the bytes are in the base; absent if they are in the snapshot.
+    #[prost(uint64, optional, tag = "3")]
+    pub(super) base_offset: Option<u64>,
 }
 
 /// Why a session cannot be captured or restored.
@@ -166,15 +186,47 @@ impl Snapshot {
         self.header.held = hashes.concat();
     }
 
+    /// Returns the id of the base in which some of the contents are.
+    pub(crate) fn base_id(&self) -> Option<u64> {
+        (self.header.base != 0).then_some(self.header.base)
+    }
+
+    /// Returns the size of the base.
+    pub(crate) fn base_bytes(&self) -> Option<u64> {
+        self.base_id().map(|_| self.header.base_bytes)
+    }
+
+    /// Returns the number of bytes that [`write_base`](Self::write_base) writes, if the base is new.
+    pub(crate) fn new_base_bytes(&self) -> Option<u64> {
+        self.has_new_base.then_some(self.header.base_bytes)
+    }
+
+    /// Drops the contents that are in a base which is kept already. The device may reuse their memory.
+    pub(super) fn drop_contents_in_base(&mut self) {
+        let storages = self.header.storages.iter().zip(&mut self.storages);
+        for (_, storage) in storages.filter(|(image, _)| image.base_offset.is_some()) {
+            *storage = HostStorage::new(burn_backend::Bytes::from_bytes_vec(Vec::new()));
+        }
+        let slots = self.header.slots.iter().zip(&mut self.slots);
+        for (_, slot) in slots.filter(|(image, _)| image.base_offset.is_some()) {
+            *slot = Bytes::new();
+        }
+    }
+
+    /// Returns what is set when it is known whether the snapshot is kept.
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.outcome.clone()
+    }
+
     /// Returns the number of bytes that [`write`](Self::write) writes.
     pub(crate) fn size_bytes(&self) -> u64 {
         let header = size_of::<u64>() + self.header.encoded_len();
-        let storages: usize = self.storages.iter().map(|storage| storage.len()).sum();
-        let slots: usize = self.slots.iter().map(Bytes::len).sum();
-        (header + storages + slots) as u64
+        let contents = self.contents().filter(|(at, _)| at.is_none());
+        let contents: usize = contents.map(|(_, bytes)| bytes.len()).sum();
+        (header + contents) as u64
     }
 
-    /// Writes the snapshot.
+    /// Writes the snapshot without its base.
     ///
     /// # Errors
     ///
@@ -183,23 +235,47 @@ impl Snapshot {
         let header = self.header.encode_to_vec();
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for storage in &self.storages {
-            out.write_all(storage)?;
-        }
-        for slot in &self.slots {
-            out.write_all(slot)?;
+        for (at, bytes) in self.contents() {
+            if at.is_none() {
+                out.write_all(bytes)?;
+            }
         }
         Ok(())
     }
 
-    /// Reads a snapshot whose storages and kept uploads may take `max_bytes`. The bytes are not
-    /// trusted.
+    /// Writes the base, which is new.
     ///
     /// # Errors
     ///
-    /// When the bytes are not a snapshot, or those of `from`.
-    pub(crate) fn read(
+    /// Those of `out`.
+    pub(crate) fn write_base(&self, out: &mut impl Write) -> io::Result<()> {
+        // A new base has these contents and no others, in this order.
+        for (at, bytes) in self.contents() {
+            if at.is_some() {
+                out.write_all(bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of all storages and slots, in order, with their offsets in the base.
+    fn contents(&self) -> impl Iterator<Item = (Option<u64>, &[u8])> {
+        let storages = self.header.storages.iter().zip(&self.storages);
+        let storages = storages.map(|(image, storage)| (image.base_offset, &storage[..]));
+        let slots = self.header.slots.iter().zip(&self.slots);
+        let slots = slots.map(|(image, slot)| (image.base_offset, &slot[..]));
+        storages.chain(slots)
+    }
+
+    /// Reads a snapshot whose storages and kept uploads may take `max_bytes`. `open_base` returns the
+    /// base with an id. The bytes are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are not a snapshot, or those of `from` and the base.
+    pub(crate) fn read<B: Read>(
         from: &mut (impl Read + ?Sized),
+        open_base: impl FnOnce(u64) -> io::Result<B>,
         max_bytes: u64,
     ) -> Result<Self, SnapshotError> {
         let mut size = [0; size_of::<u64>()];
@@ -213,29 +289,96 @@ impl Snapshot {
         let header = read(from, size, size)?;
         let header = Header::decode(&*header);
         let header = header.map_err(|e| SnapshotError::malformed(e.to_string()))?;
-        let capacity = |storage: &StorageImage| storage.capacity_bytes.max(storage.size_bytes);
-        let capacities = header.storages.iter().map(capacity);
-        let slots = header.slots.iter().map(|slot| slot.size_bytes);
-        let sum = capacities.chain(slots).fold(0, u64::saturating_add);
+        let storages = header.storages.iter().map(StorageImage::content);
+        let contents: Vec<_> = storages
+            .chain(header.slots.iter().map(SlotImage::content))
+            .collect();
+        let capacities = contents.iter().map(|content| content.capacity_bytes);
+        let sum = capacities.fold(0, u64::saturating_add);
         if sum > max_bytes {
             let rule = format!("its contents need {sum} bytes, and the limit is {max_bytes}");
             return Err(SnapshotError::Malformed(rule));
         }
-        let storages = header
-            .storages
-            .iter()
-            .map(|storage| read(from, storage.size_bytes, capacity(storage)).map(HostStorage::new));
-        let storages = storages.collect::<Result<_, _>>()?;
-        let slots = header.slots.iter().map(|slot| {
-            let bytes = read(from, slot.size_bytes, slot.size_bytes)?;
-            Ok::<_, io::Error>(bulk::shared(bytes))
-        });
-        let slots = slots.collect::<Result<_, _>>()?;
+        let mut bytes = vec![None; contents.len()];
+        for (content, bytes) in contents.iter().zip(&mut bytes) {
+            if content.base_offset.is_none() {
+                *bytes = Some(read(from, content.size_bytes, content.capacity_bytes)?);
+            }
+        }
+        let in_base = (0..contents.len()).filter_map(|at| Some((contents[at].base_offset?, at)));
+        let mut in_base: Vec<_> = in_base.collect();
+        in_base.sort_unstable();
+        if !in_base.is_empty() {
+            let mut base = BaseReader::new(open_base(header.base)?);
+            for (offset, at) in in_base {
+                bytes[at] = Some(base.read(offset, contents[at])?);
+            }
+        }
+        let mut bytes: Vec<_> = bytes.into_iter().flatten().collect();
+        let slots = bytes.split_off(header.storages.len());
         Ok(Self {
             header,
-            storages,
-            slots,
+            storages: bytes.into_iter().map(HostStorage::new).collect(),
+            slots: slots.into_iter().map(bulk::shared).collect(),
+            ..Self::default()
         })
+    }
+}
+
+/// The bytes of a storage or a slot.
+#[derive(Clone, Copy)]
+struct Content {
+    size_bytes: u64,
+    capacity_bytes: u64,
+    base_offset: Option<u64>,
+}
+
+impl StorageImage {
+    fn content(&self) -> Content {
+        Content {
+            size_bytes: self.size_bytes,
+            capacity_bytes: self.capacity_bytes.max(self.size_bytes),
+            base_offset: self.base_offset,
+        }
+    }
+}
+
+impl SlotImage {
+    fn content(&self) -> Content {
+        Content {
+            size_bytes: self.size_bytes,
+            capacity_bytes: self.size_bytes,
+            base_offset: self.base_offset,
+        }
+    }
+}
+
+/// Reads contents from a base, in ascending order of their offsets.
+struct BaseReader<R> {
+    from: R,
+    at: u64,
+}
+
+impl<R: Read> BaseReader<R> {
+    fn new(from: R) -> Self {
+        Self { from, at: 0 }
+    }
+
+    fn read(
+        &mut self,
+        offset: u64,
+        content: Content,
+    ) -> Result<burn_backend::Bytes, SnapshotError> {
+        let skipped = offset.checked_sub(self.at);
+        let skipped =
+            skipped.ok_or_else(|| SnapshotError::malformed("its contents overlap in its base"))?;
+        let passed = io::copy(&mut (&mut self.from).take(skipped), &mut io::sink())?;
+        if passed < skipped {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let bytes = read(&mut self.from, content.size_bytes, content.capacity_bytes)?;
+        self.at = offset.saturating_add(content.size_bytes);
+        Ok(bytes)
     }
 }
 

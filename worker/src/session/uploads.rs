@@ -42,10 +42,19 @@ enum UploadLocation {
     Payload(Option<u32>),
 }
 
+/// An upload that is kept in a slot.
+struct Slot {
+    bytes: Bytes,
+    /// Different for each upload of the session.
+    version: u64,
+}
+
 /// The uploads that a session keeps, and the contents list of the current frame.
 pub(super) struct Uploads {
     contents: Contents,
-    slots: HashMap<u32, Bytes>,
+    slots: HashMap<u32, Slot>,
+    /// Number of uploads that were kept so far.
+    kept: u64,
     used_bytes: u64,
     budget_bytes: u64,
     /// The uploads that the session was offered. An entry is `None` if the worker no longer had
@@ -61,6 +70,7 @@ impl Uploads {
         Self {
             contents: Contents::default(),
             slots: HashMap::new(),
+            kept: 0,
             used_bytes: 0,
             budget_bytes,
             held,
@@ -142,7 +152,8 @@ impl Uploads {
             };
             return match content {
                 Content::Slot(slot) => {
-                    kept(self.slots.get(&slot).cloned(), &format!("slot {slot}"))
+                    let bytes = self.slots.get(&slot).map(|slot| slot.bytes.clone());
+                    kept(bytes, &format!("slot {slot}"))
                 }
                 Content::Held(at) => {
                     let held = self.held.get(at as usize).and_then(Option::as_ref);
@@ -181,32 +192,53 @@ impl Uploads {
             return Err(self.contents.error(rule));
         }
         let bytes = bulk::shared(bytes);
-        self.slots.insert(slot, bytes.clone());
+        self.insert(slot, bytes.clone());
         Ok(UploadBytes::Kept(bytes))
     }
 
+    fn insert(&mut self, slot: u32, bytes: Bytes) {
+        self.kept += 1;
+        let version = self.kept;
+        self.slots.insert(slot, Slot { bytes, version });
+    }
+
     fn forget(&mut self, slot: u32) {
-        if let Some(bytes) = self.slots.remove(&slot) {
+        if let Some(Slot { bytes, .. }) = self.slots.remove(&slot) {
             self.used_bytes -= kept_cost(bytes.len());
         }
     }
 
     /// Adds the kept uploads to a snapshot.
     pub(super) fn capture(&self, snapshot: &mut Snapshot) {
-        let mut slots: Vec<_> = self.slots.iter().collect();
-        slots.sort_unstable_by_key(|(slot, _)| **slot);
-        for (&slot, bytes) in slots {
-            let size_bytes = bytes.len() as u64;
-            snapshot.header.slots.push(SlotImage { slot, size_bytes });
+        for (slot, Slot { bytes, .. }) in self.sorted() {
+            snapshot.header.slots.push(SlotImage {
+                slot,
+                size_bytes: bytes.len() as u64,
+                base_offset: None,
+            });
             snapshot.slots.push(bytes.clone());
         }
+    }
+
+    /// Returns a number for each slot that is in use, which changes with its contents. The slots have the
+    /// order that they have in a snapshot.
+    pub(super) fn versions(&self) -> Vec<u64> {
+        let sorted = self.sorted().into_iter();
+        sorted.map(|(_, slot)| slot.version).collect()
+    }
+
+    fn sorted(&self) -> Vec<(u32, &Slot)> {
+        let slots = self.slots.iter().map(|(number, slot)| (*number, slot));
+        let mut slots: Vec<_> = slots.collect();
+        slots.sort_unstable_by_key(|(number, _)| *number);
+        slots
     }
 
     /// Restores the kept uploads of a snapshot.
     pub(super) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         for (image, bytes) in snapshot.header.slots.iter().zip(&snapshot.slots) {
             self.used_bytes += kept_cost(bytes.len());
-            self.slots.insert(image.slot, bytes.clone());
+            self.insert(image.slot, bytes.clone());
         }
         let is_within = self.used_bytes <= self.budget_bytes
             && self.slots.len() <= MAX_SLOTS as usize
@@ -221,7 +253,7 @@ impl Uploads {
 
     /// Returns the uploads in all slots.
     pub(super) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
-        self.slots.into_values()
+        self.slots.into_values().map(|slot| slot.bytes)
     }
 }
 

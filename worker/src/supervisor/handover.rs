@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tensord_proto::{
     ids::{LeaseId, PartId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
-    v1::KeptLease,
+    v1::{KeptLease, SnapshotId},
 };
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -162,11 +162,20 @@ impl Supervisor {
         let connecting = connect(self.settings.identity.clone(), part, keeper);
         let connected = timeout(CONNECT_DEADLINE, connecting).await;
         let (mut link, kept) = connected.map_err(|_| "it did not answer")??;
+        let mut kept = kept;
         for snapshot in snapshots {
-            if kept.contains(&snapshot.id()) {
+            let id = snapshot.id();
+            if kept.contains(&id) {
                 continue;
             }
-            for body in frames(snapshot) {
+            // The keeper has it with the one that it does not drop for this one, if it has that.
+            let shares_base = |it: &SnapshotId| {
+                it.session_id == id.session_id
+                    && it.base_id == id.base_id
+                    && it.mark >= snapshot.info.committed
+            };
+            let has_base = kept.iter().any(shares_base);
+            for body in frames(snapshot, has_base) {
                 send(&mut link, body.map_err(|e| e.to_string())?).await?;
             }
             let reply = timeout(STORE_DEADLINE, link.receiver.recv()).await;
@@ -178,6 +187,7 @@ impl Supervisor {
             if !reply.error.is_empty() {
                 return Err(reply.error);
             }
+            kept.push(id);
         }
         Ok(())
     }

@@ -12,14 +12,13 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
-    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
 use tensord_proto::ids::{LeaseId, PartId, SessionId};
 use tensord_transport::tls::Fingerprint;
 
-use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, Snapshots};
+use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, SnapshotFiles, Snapshots};
 use crate::process_message::SnapshotInfo;
 
 /// How long the snapshots of a lease are kept after the connection from its worker has ended: longer
@@ -277,9 +276,9 @@ impl KeptForOthers {
         number: u64,
         epoch: u64,
         info: SnapshotInfo,
-        file: OwnedFd,
+        files: impl Into<SnapshotFiles>,
     ) -> Result<(), Refused> {
-        self.snapshots.add(part, self.bounds, epoch, info, file)?;
+        self.snapshots.add(part, self.bounds, epoch, info, files)?;
         let session = SessionId(info.session_id);
         self.senders.insert((part, session), number);
         Ok(())

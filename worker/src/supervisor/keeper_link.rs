@@ -197,11 +197,10 @@ impl KeeperLink {
             }
         }
         for snapshot in present {
-            if sent.is_new(snapshot.id()) {
-                sent.record(snapshot.id(), snapshot.info.committed);
-                if let Err(reason) = self.send_snapshot(&mut link, &snapshot).await {
-                    return Some(reason);
-                }
+            if sent.is_new(snapshot.id())
+                && let Err(reason) = self.send_snapshot(&mut link, &snapshot, &mut sent).await
+            {
+                return Some(reason);
             }
         }
         self.has_warned = false;
@@ -277,8 +276,7 @@ impl KeeperLink {
         if !sent.is_new(latest.id()) {
             return Ok(());
         }
-        sent.record(latest.id(), latest.info.committed);
-        self.send_snapshot(link, &latest).await
+        self.send_snapshot(link, &latest, sent).await
     }
 
     /// Sends a snapshot in parts, and gives up pending ones in between whose time is over.
@@ -286,8 +284,12 @@ impl KeeperLink {
         &mut self,
         link: &mut Link,
         snapshot: &KeptSnapshot,
+        sent: &mut SentSnapshots,
     ) -> Result<(), String> {
-        for body in frames(snapshot) {
+        let (id, committed) = (snapshot.id(), snapshot.info.committed);
+        let has_base = sent.has_base_of(id, committed);
+        sent.record(id, committed);
+        for body in frames(snapshot, has_base) {
             send(link, body.map_err(|e| e.to_string())?).await?;
             self.take_messages();
             self.marks.give_up_due(Instant::now()).await;
@@ -335,6 +337,7 @@ impl KeeperLink {
             }
             return;
         }
+        sent.refused(session);
         if is_pending {
             self.marks.give_up_soon(session, id.mark);
         }

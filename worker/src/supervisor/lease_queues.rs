@@ -1,6 +1,7 @@
 //! What is queued for the process of a lease, from all parts of the supervisor.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     sync::{Arc, Mutex},
 };
@@ -13,8 +14,12 @@ use tensord_transport::handoff::Passed;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    CONNECTION_QUEUE, TASK_QUEUE, copy_progress::CopyProgress, keeper_link::Keeper,
-    kept_uploads::KeptSegment, restarts::Restarts, snapshots::KeptSnapshot,
+    CONNECTION_QUEUE, TASK_QUEUE,
+    copy_progress::CopyProgress,
+    keeper_link::Keeper,
+    kept_uploads::KeptSegment,
+    restarts::Restarts,
+    snapshots::{KeptBase, KeptSnapshot},
 };
 use crate::{
     blobs::shared::Segment,
@@ -176,10 +181,24 @@ impl QueuedTask {
         }
     }
 
-    pub(super) fn of_snapshot(kept: KeptSnapshot) -> Self {
-        Self {
-            task: Task::Snapshot(kept.info),
-            memory: Some(PassedMemory::Snapshot(kept.file)),
+    /// Returns the tasks that pass on the snapshots of a lease, and each of their bases once.
+    pub(super) fn of_snapshots(snapshots: Vec<KeptSnapshot>) -> Vec<Self> {
+        let mut passed = BTreeSet::new();
+        let mut tasks = Vec::new();
+        for KeptSnapshot {
+            info, file, base, ..
+        } in snapshots
+        {
+            let is_new = |base: &KeptBase| passed.insert((info.session_id, base.id));
+            tasks.extend(base.filter(is_new).map(|base| Self {
+                task: Task::SnapshotBase(info),
+                memory: Some(PassedMemory::Snapshot(base.file)),
+            }));
+            tasks.push(Self {
+                task: Task::Snapshot(info),
+                memory: Some(PassedMemory::Snapshot(file)),
+            });
         }
+        tasks
     }
 }

@@ -22,7 +22,7 @@ use super::{
     process::Process,
     restarts::Restarts,
     snapshot_copies::SnapshotCopies,
-    snapshots::{Refused, SnapshotBounds},
+    snapshots::{Refused, SnapshotBounds, SnapshotFiles},
 };
 use crate::{
     blobs::shared::{Segment, SegmentError},
@@ -65,6 +65,8 @@ pub(super) struct ProcessRun<'a> {
     pub(super) failure: Option<String>,
     /// Bounds of the lease's snapshots; `None` if it has none.
     pub(super) snapshot_bounds: Option<SnapshotBounds>,
+    /// The base that the process has sent for the snapshot that follows.
+    pub(super) new_base: Option<(SnapshotInfo, OwnedFd)>,
     pub(super) restarts: &'a mut Restarts,
     pub(super) copies: &'a mut SnapshotCopies,
 }
@@ -108,6 +110,12 @@ impl ProcessRun<'_> {
                             () = killed(&mut queues.kill) => return Err(KILLED.into()),
                         }
                     }
+                    // The snapshot follows.
+                    Some((Event::SnapshotBase(info), Some(file)))
+                        if self.snapshot_bounds.is_some() && self.new_base.is_none() =>
+                    {
+                        self.new_base = Some((info, file));
+                    }
                     Some((Event::Snapshot(info), Some(file))) => {
                         if let Some(kept) = self.keep_snapshot(supervisor, info, file)? {
                             self.send(process, Task::SnapshotKept(kept).into()).await?;
@@ -133,8 +141,15 @@ impl ProcessRun<'_> {
             return Err("it sent a snapshot, and its lease takes none".into());
         };
         let (epoch, session) = (self.restarts.epoch(), SessionId(info.session_id));
+        let base = match self.new_base.take() {
+            Some((of, _)) if of != info => {
+                return Err("it sent the base of another snapshot".into());
+            }
+            base => base.map(|(_, base)| base),
+        };
         let mut snapshots = lock(&supervisor.snapshots);
-        let added = snapshots.add(self.lease, bounds, epoch, info, file);
+        let files = SnapshotFiles { file, base };
+        let added = snapshots.add(self.lease, bounds, epoch, info, files);
         drop(snapshots);
         let error = match added {
             Ok(()) => {
@@ -219,7 +234,8 @@ impl ProcessRun<'_> {
             | Event::Described(_)
             | Event::Passed(_)
             | Event::Uploads(_)
-            | Event::Snapshot(_) => {
+            | Event::Snapshot(_)
+            | Event::SnapshotBase(_) => {
                 return Err("it sent a message out of place".into());
             }
         }

@@ -180,6 +180,7 @@ impl Supervisor {
             devices: start.devices.iter().map(|device| device.index).collect(),
             began,
             failure: None,
+            new_base: None,
             snapshot_bounds: (max_bytes > 0).then_some(SnapshotBounds { max_bytes, devices }),
             restarts,
             copies,
@@ -235,7 +236,7 @@ impl Supervisor {
         }
         let kept = lock(&self.kept_uploads).segments_of(tenant);
         known
-            .chain(snapshots.into_iter().map(QueuedTask::of_snapshot))
+            .chain(QueuedTask::of_snapshots(snapshots))
             .chain(kept.into_iter().map(QueuedTask::of_uploads))
             .chain(std::mem::take(&mut queues.first))
             .collect()

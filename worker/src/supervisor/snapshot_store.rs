@@ -4,8 +4,8 @@
 //! A store outlives its workers, and several hosts can share one. The first worker that opens a store
 //! generates its id, by which the scheduler knows the workers that have the same store open. The path of
 //! a snapshot's object has the pool, the lease, the part of the lease (what the lease has on one worker),
-//! and a name with the session, its mark and its epoch. So a store needs no index, which could be out of
-//! date.
+//! and a name with the session, its mark, its epoch and its base, which is an object of its own. So a
+//! store needs no index, which could be out of date.
 //!
 //! Snapshots are encrypted by the process of their lease. Whoever can write to the store can delete
 //! them, and cannot change them unnoticed.
@@ -15,12 +15,13 @@ mod objects;
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::File,
     io::{self, Write},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -38,12 +39,15 @@ use tokio::{sync::oneshot, task::spawn_blocking, time::timeout};
 use tracing::debug;
 
 pub(crate) use self::objects::credential_paths;
-use super::snapshots::{KeptSnapshot, order};
+use super::snapshots::{KeptBase, KeptSnapshot, order};
 use crate::{
     StoreLocation,
     blobs::shared::{SEALS, unnamed_memory},
     process_message::SnapshotInfo,
 };
+
+/// How long after a base was stored a snapshot that needs it may follow.
+const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 
 /// How often loading is tried.
 const LOAD_ATTEMPTS: u32 = 3;
@@ -196,6 +200,30 @@ pub(super) struct StoredPart {
     prefix: ObjectPath,
 }
 
+/// What a store has of a part.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    /// The snapshots, in ascending order, each with its size in bytes.
+    pub(super) snapshots: Vec<(StoredName, u64)>,
+    /// The bases.
+    pub(super) bases: BTreeMap<StoredBase, ListedBase>,
+}
+
+/// A base that a store has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListedBase {
+    size_bytes: u64,
+    stored_at: SystemTime,
+}
+
+impl ListedBase {
+    /// Returns whether the base was stored so long ago that its first snapshot is not on its way any more.
+    pub(super) fn is_old(&self) -> bool {
+        let age = self.stored_at.elapsed();
+        age.is_ok_and(|age| age >= ABANDONED_AGE)
+    }
+}
+
 /// What the name of a stored snapshot says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoredName {
@@ -204,7 +232,57 @@ pub(super) struct StoredName {
     pub(super) committed: u64,
 }
 
+/// What the name of an object in a store says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ObjectName {
+    Snapshot(StoredName),
+    /// Contents that snapshots of a session share.
+    Base(StoredBase),
+}
+
+/// The base of snapshots of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StoredBase {
+    session_id: u64,
+    id: u64,
+}
+
+impl ObjectName {
+    fn parse(name: &str) -> Option<Self> {
+        let Some(base) = name.strip_prefix("base-") else {
+            return StoredName::parse(name).map(Self::Snapshot);
+        };
+        let [session_id, id] = fields(base)?;
+        Some(Self::Base(StoredBase { session_id, id }))
+    }
+}
+
+impl fmt::Display for StoredBase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "base-{:016x}-{:016x}", self.session_id, self.id)
+    }
+}
+
+/// Returns the numbers of a name, each of 16 hexadecimal digits.
+fn fields<const N: usize>(name: &str) -> Option<[u64; N]> {
+    let fields = name.split('-').map(|field| match field.len() {
+        16 => u64::from_str_radix(field, 16).ok(),
+        _ => None,
+    });
+    fields.collect::<Option<Vec<_>>>()?.try_into().ok()
+}
+
 impl StoredName {
+    /// Returns the base that the snapshot needs.
+    pub(super) fn base(&self) -> Option<StoredBase> {
+        let SnapshotId {
+            session_id,
+            base_id: id,
+            ..
+        } = self.id;
+        (id != 0).then_some(StoredBase { session_id, id })
+    }
+
     pub(super) fn of(snapshot: &KeptSnapshot) -> Self {
         Self {
             id: snapshot.id(),
@@ -213,18 +291,14 @@ impl StoredName {
     }
 
     fn parse(name: &str) -> Option<Self> {
-        let mut fields = name.split('-').map(|field| match field.len() {
-            16 => u64::from_str_radix(field, 16).ok(),
-            _ => None,
-        });
-        let mut field = || fields.next().flatten();
-        let (session_id, epoch, mark, committed) = (field()?, field()?, field()?, field()?);
+        let [session_id, epoch, mark, committed, base_id] = fields(name)?;
         let id = SnapshotId {
             session_id,
             mark,
             epoch,
+            base_id,
         };
-        fields.next().is_none().then_some(Self { id, committed })
+        Some(Self { id, committed })
     }
 }
 
@@ -234,35 +308,54 @@ impl fmt::Display for StoredName {
             session_id,
             mark,
             epoch,
+            base_id,
         } = self.id;
         let committed = self.committed;
         write!(
             f,
-            "{session_id:016x}-{epoch:016x}-{mark:016x}-{committed:016x}"
+            "{session_id:016x}-{epoch:016x}-{mark:016x}-{committed:016x}-{base_id:016x}"
         )
     }
 }
 
 impl StoredPart {
-    /// Returns the names of all snapshots, in ascending order, each with its size in bytes.
-    pub(super) async fn list(&self) -> Result<Vec<(StoredName, u64)>, String> {
-        let listed = self.store.objects.list(Some(&self.prefix));
-        let listed: Result<Vec<_>, _> = listed.try_collect().await;
-        let named = |object: object_store::ObjectMeta| {
-            let name = StoredName::parse(object.location.filename()?)?;
-            Some((name, object.size))
-        };
-        let listed = listed.map_err(|e| e.to_string())?.into_iter();
-        let mut names: Vec<_> = listed.filter_map(named).collect();
-        names.sort_by_key(|(name, _)| order(name.id));
-        Ok(names)
+    /// Returns what is stored.
+    pub(super) async fn list(&self) -> Result<Listed, String> {
+        let objects = self.store.objects.list(Some(&self.prefix));
+        let objects: Result<Vec<_>, _> = objects.try_collect().await;
+        let mut listed = Listed::default();
+        for object in objects.map_err(|e| e.to_string())? {
+            let name = object.location.filename().and_then(ObjectName::parse);
+            match name {
+                Some(ObjectName::Snapshot(name)) => listed.snapshots.push((name, object.size)),
+                Some(ObjectName::Base(base)) => {
+                    let stored = ListedBase {
+                        size_bytes: object.size,
+                        stored_at: object.last_modified.into(),
+                    };
+                    listed.bases.insert(base, stored);
+                }
+                None => {}
+            }
+        }
+        listed.snapshots.sort_by_key(|(name, _)| order(name.id));
+        Ok(listed)
     }
 
-    /// Stores a snapshot. When this returns, the snapshot outlives this host or, in a directory on a disk
-    /// of this host, a crash of the host.
+    /// Stores a snapshot, whose base must be stored. When this returns, the snapshot outlives this host or,
+    /// in a directory on a disk of this host, a crash of the host.
     pub(super) async fn put(&self, snapshot: &KeptSnapshot) -> Result<(), String> {
-        let path = self.path(&StoredName::of(snapshot));
-        let bytes = map(&snapshot.file).map_err(|e| e.to_string())?;
+        self.put_file(self.path(&StoredName::of(snapshot)), &snapshot.file)
+            .await
+    }
+
+    /// Stores the base of snapshots.
+    pub(super) async fn put_base(&self, name: &StoredBase, file: &File) -> Result<(), String> {
+        self.put_file(self.path(name), file).await
+    }
+
+    async fn put_file(&self, path: ObjectPath, file: &File) -> Result<(), String> {
+        let bytes = map(file).map_err(|e| e.to_string())?;
         if self.store.location.bucket().is_some() && bytes.len() > PART_BYTES {
             return self.put_parts(&path, bytes).await;
         }
@@ -287,7 +380,8 @@ impl StoredPart {
         uploaded.map_err(|e| e.to_string())
     }
 
-    pub(super) async fn delete(&self, name: &StoredName) -> Result<(), String> {
+    /// Deletes a snapshot or a base, if it is there.
+    pub(super) async fn delete(&self, name: &impl fmt::Display) -> Result<(), String> {
         match self.store.objects.delete(&self.path(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(e.to_string()),
@@ -332,31 +426,58 @@ impl StoredPart {
     }
 
     async fn try_load(&self, max_bytes: u64) -> Result<Vec<KeptSnapshot>, String> {
-        let mut names = self.list().await?;
+        let Listed {
+            snapshots: mut names,
+            mut bases,
+        } = self.list().await?;
         let stored: Vec<_> = names.iter().map(|(name, _)| *name).collect();
         names.retain(|(name, _)| is_needed(name, &stored));
-        let size_bytes = names.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
+        // A client may be able to go on from another one.
+        let is_broken = |base: &StoredBase| !bases.contains_key(base);
+        let broken = names.extract_if(.., |(name, _)| name.base().as_ref().is_some_and(is_broken));
+        let broken = broken.last();
+        if let Some((name, _)) = broken.filter(|_| names.is_empty()) {
+            return Err(format!("the base of {} is missing", self.path(&name)));
+        }
+        let is_used = |base: &StoredBase| names.iter().any(|(name, _)| name.base() == Some(*base));
+        bases.retain(|base, _| is_used(base));
+        let sizes = names.iter().map(|(_, size_bytes)| *size_bytes);
+        let of_bases = bases.values().map(|base| base.size_bytes);
+        let size_bytes = sizes.chain(of_bases).sum::<u64>();
         if size_bytes > max_bytes {
             return Err(format!(
                 "the snapshots have {size_bytes} bytes, and --snapshot-memory lets the lease have {max_bytes}"
             ));
         }
+        let mut loaded_bases = BTreeMap::new();
+        for (name, ListedBase { size_bytes, .. }) in bases {
+            let file = self.load_one(&name, size_bytes).await?;
+            let base = KeptBase {
+                id: name.id,
+                size_bytes,
+                file: Arc::new(file),
+            };
+            loaded_bases.insert(name, base);
+        }
         let mut loaded = Vec::new();
         for (name, size_bytes) in names {
+            let base = name.base();
+            let base = base.and_then(|base| loaded_bases.get(&base).cloned());
             let file = self.load_one(&name, size_bytes).await?;
             let info = SnapshotInfo {
                 session_id: name.id.session_id,
                 mark: name.id.mark,
                 committed: name.committed,
                 size_bytes,
+                base_id: name.id.base_id,
             };
-            loaded.push(KeptSnapshot::new(name.id.epoch, info, file));
+            loaded.push(KeptSnapshot::new(name.id.epoch, info, file, base));
         }
         Ok(loaded)
     }
 
-    /// Copies a snapshot to sealed memory.
-    async fn load_one(&self, name: &StoredName, size_bytes: u64) -> Result<File, String> {
+    /// Copies a snapshot or a base to sealed memory.
+    async fn load_one(&self, name: &impl fmt::Display, size_bytes: u64) -> Result<File, String> {
         let path = &self.path(name);
         let mut memory = unnamed_memory("tensord-snapshot").map_err(|e| e.to_string())?;
         let parts = (0..size_bytes).step_by(PART_BYTES).map(|start| {
@@ -384,7 +505,7 @@ impl StoredPart {
         Ok(memory)
     }
 
-    fn path(&self, name: &StoredName) -> ObjectPath {
+    fn path(&self, name: &impl fmt::Display) -> ObjectPath {
         self.prefix.clone().join(name.to_string())
     }
 }

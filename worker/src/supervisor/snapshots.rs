@@ -2,10 +2,11 @@
 //!
 //! A snapshot is sealed memory, whose contents the worker does not read. A session has at most
 //! two: the one that its client has committed, and a later one of which the client may not know
-//! yet. Each lease has a bound of its own, so that no lease can use up the memory of another.
+//! yet. Some of the contents may be in a *base*, which both share. Each lease has a bound of its own, so
+//! that no lease can use up the memory of another.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     ops::RangeInclusive,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
@@ -37,13 +38,34 @@ pub(crate) struct KeptSnapshot {
     epoch: u64,
     pub(crate) info: SnapshotInfo,
     pub(crate) file: Arc<File>,
+    /// The base that `info` names.
+    pub(crate) base: Option<KeptBase>,
+}
+
+/// Contents that snapshots of a session share.
+#[derive(Debug, Clone)]
+pub(crate) struct KeptBase {
+    pub(crate) id: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) file: Arc<File>,
+}
+
+impl KeptBase {
+    fn is_same_as(&self, other: &Self) -> bool {
+        (self.id, self.size_bytes) == (other.id, other.size_bytes)
+    }
 }
 
 impl KeptSnapshot {
     /// Creates a snapshot in sealed memory that the lease's process of this epoch had taken.
-    pub(super) fn new(epoch: u64, info: SnapshotInfo, file: File) -> Self {
+    pub(super) fn new(epoch: u64, info: SnapshotInfo, file: File, base: Option<KeptBase>) -> Self {
         let file = Arc::new(file);
-        Self { epoch, info, file }
+        Self {
+            epoch,
+            info,
+            file,
+            base,
+        }
     }
 
     /// Returns what identifies the snapshot among those of its lease.
@@ -52,6 +74,7 @@ impl KeptSnapshot {
             session_id: self.info.session_id,
             mark: self.info.mark,
             epoch: self.epoch,
+            base_id: self.info.base_id,
         }
     }
 }
@@ -59,6 +82,19 @@ impl KeptSnapshot {
 /// Returns what rises with each snapshot of a session.
 pub(super) fn order(id: SnapshotId) -> (u64, u64) {
     (id.epoch, id.mark)
+}
+
+/// The memory of a snapshot, and of its base if that is new.
+#[derive(Debug)]
+pub(crate) struct SnapshotFiles {
+    pub(crate) file: OwnedFd,
+    pub(crate) base: Option<OwnedFd>,
+}
+
+impl From<OwnedFd> for SnapshotFiles {
+    fn from(file: OwnedFd) -> Self {
+        Self { file, base: None }
+    }
 }
 
 /// The bounds of a lease's snapshots.
@@ -100,8 +136,9 @@ pub(crate) enum Refused {
 }
 
 impl<K: Ord + Copy> Snapshots<K> {
-    /// Adds a snapshot that the lease's process of this epoch has sent, if the lease's snapshots then
-    /// keep to `bounds`. Drops those of the session that are not needed any more.
+    /// Adds a snapshot that the lease's process of this epoch has sent, with its base if that is new, if
+    /// the lease's snapshots then keep to `bounds`. Drops those of the session that are not needed any
+    /// more.
     ///
     /// A session that was restored at an earlier mark comes to later marks again: the snapshots of
     /// earlier processes there are replaced, and do not replace those of later ones.
@@ -111,18 +148,15 @@ impl<K: Ord + Copy> Snapshots<K> {
         bounds: SnapshotBounds,
         epoch: u64,
         info: SnapshotInfo,
-        file: OwnedFd,
+        files: impl Into<SnapshotFiles>,
     ) -> Result<(), Refused> {
-        // The call fails on a file that does not support seals.
-        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+        let SnapshotFiles { file, base } = files.into();
+        let (file, size_bytes) = sealed(file)?;
+        if size_bytes != info.size_bytes || info.mark <= info.committed {
             return Err(Refused::Violation);
         }
-        let file = File::from(file);
-        let (size_bytes, used_bytes) = file.metadata().map_or((0, 0), |metadata| {
-            (metadata.len(), metadata.blocks() * BLOCK_BYTES)
-        });
-        let is_plausible = info.mark > info.committed && used_bytes <= size_bytes + PAGE_BYTES;
-        if size_bytes != info.size_bytes || !is_plausible {
+        let new_base = base.map(sealed).transpose()?;
+        if info.base_id == 0 && new_base.is_some() {
             return Err(Refused::Violation);
         }
         let session = SessionId(info.session_id);
@@ -148,34 +182,44 @@ impl<K: Ord + Copy> Snapshots<K> {
         {
             return Err(Refused::Violation);
         }
+        let base = base_of(info, kept, new_base)?;
         // All but the one from which the client can go on.
-        let (needed, dropped) = std::mem::take(kept)
-            .into_iter()
-            .partition(|snapshot: &KeptSnapshot| snapshot.info.mark == info.committed);
-        *kept = needed;
-        *lease_used_bytes -= sum(&dropped);
-        let cost_bytes = size_bytes.max(MIN_COST_BYTES);
-        if lease_used_bytes.saturating_add(cost_bytes) > max_bytes {
-            if kept.is_empty() {
-                sessions.remove(&session);
-            }
-            return Err(Refused::Full(format!(
-                "the snapshot has {size_bytes} bytes, and {lease_used_bytes} of {max_bytes} bytes for snapshots of the lease are in use"
-            )));
+        *lease_used_bytes -= sum(kept);
+        kept.retain(|snapshot| snapshot.info.mark == info.committed);
+        let added = base.and_then(|base| {
+            let file = Arc::new(file);
+            let snapshot = KeptSnapshot {
+                epoch,
+                info,
+                file,
+                base,
+            };
+            push_within(kept, snapshot, *lease_used_bytes, max_bytes)
+        });
+        *lease_used_bytes += sum(kept);
+        if kept.is_empty() {
+            sessions.remove(&session);
         }
-        *lease_used_bytes += cost_bytes;
-        let file = Arc::new(file);
-        kept.push(KeptSnapshot { epoch, info, file });
-        Ok(())
+        added
     }
 
     /// Adds the snapshots of a lease that has moved to this worker, whatever their size.
     pub(crate) fn adopt(&mut self, lease: K, kept: Vec<KeptSnapshot>) {
         let adopted = self.leases.entry(lease).or_default();
-        adopted.used_bytes += sum(&kept);
-        for snapshot in kept {
+        for mut snapshot in kept {
             let session = SessionId(snapshot.info.session_id);
-            adopted.sessions.entry(session).or_default().push(snapshot);
+            let others = adopted.sessions.entry(session).or_default();
+            adopted.used_bytes -= sum(others);
+            let known = others.iter().filter_map(|other| other.base.as_ref());
+            if let Some(base) = &mut snapshot.base {
+                let same = |known: &&KeptBase| known.is_same_as(base);
+                // It may have been loaded twice.
+                if let Some(known) = known.clone().find(same) {
+                    base.clone_from(known);
+                }
+            }
+            others.push(snapshot);
+            adopted.used_bytes += sum(others);
         }
     }
 
@@ -223,9 +267,9 @@ impl<K: Ord + Copy> Snapshots<K> {
             return;
         };
         if let Some(kept) = snapshots.sessions.get_mut(&session) {
-            let is_earlier = |snapshot: &mut KeptSnapshot| snapshot.info.mark < mark;
-            let dropped: Vec<_> = kept.extract_if(.., is_earlier).collect();
-            snapshots.used_bytes -= sum(&dropped);
+            snapshots.used_bytes -= sum(kept);
+            kept.retain(|snapshot| snapshot.info.mark >= mark);
+            snapshots.used_bytes += sum(kept);
         }
     }
 
@@ -240,9 +284,79 @@ impl<K: Ord + Copy> Snapshots<K> {
     }
 }
 
+/// Returns the base of a snapshot: one that a snapshot of its session has, or the new one. The inner error is
+/// that it is not there.
+///
+/// # Errors
+///
+/// If the sender broke a rule.
+fn base_of(
+    info: SnapshotInfo,
+    kept: &[KeptSnapshot],
+    new_base: Option<(File, u64)>,
+) -> Result<Result<Option<KeptBase>, Refused>, Refused> {
+    let id = info.base_id;
+    let mut known = kept.iter().filter_map(|kept| kept.base.as_ref());
+    let known = known.find(|base| base.id == id).cloned();
+    Ok(match (known, new_base) {
+        (None, None) if id == 0 => Ok(None),
+        // It is charged once, so there is one.
+        (Some(known), Some((_, size_bytes))) if known.size_bytes != size_bytes => {
+            return Err(Refused::Violation);
+        }
+        (Some(known), _) => Ok(Some(known)),
+        (None, Some((file, size_bytes))) => Ok(Some(KeptBase {
+            id,
+            size_bytes,
+            file: Arc::new(file),
+        })),
+        (None, None) => Err(Refused::Full(format!("its base {id:x} is not kept"))),
+    })
+}
+
+/// Adds a snapshot to those of its session, if there is room. The lease's other sessions use
+/// `other_bytes` of `max_bytes`.
+fn push_within(
+    kept: &mut Vec<KeptSnapshot>,
+    snapshot: KeptSnapshot,
+    other_bytes: u64,
+    max_bytes: u64,
+) -> Result<(), Refused> {
+    let used_bytes = other_bytes + sum(kept);
+    kept.push(snapshot);
+    let needed_bytes = other_bytes.saturating_add(sum(kept));
+    if needed_bytes <= max_bytes {
+        return Ok(());
+    }
+    kept.pop();
+    let cost_bytes = needed_bytes - used_bytes;
+    Err(Refused::Full(format!(
+        "the snapshot has {cost_bytes} bytes, and {used_bytes} of {max_bytes} bytes for snapshots of the lease are in use"
+    )))
+}
+
+/// Returns the bytes for which snapshots of a session are charged. A base that they share is charged once.
 fn sum(kept: &[KeptSnapshot]) -> u64 {
-    let cost = |snapshot: &KeptSnapshot| snapshot.info.size_bytes.max(MIN_COST_BYTES);
-    kept.iter().map(cost).sum()
+    let cost = |size_bytes: u64| size_bytes.max(MIN_COST_BYTES);
+    let snapshots = kept.iter().map(|snapshot| cost(snapshot.info.size_bytes));
+    let bases = kept.iter().filter_map(|snapshot| snapshot.base.as_ref());
+    let bases: BTreeSet<_> = bases.map(|base| (base.id, base.size_bytes)).collect();
+    let bases = bases.into_iter().map(|(_, size_bytes)| cost(size_bytes));
+    snapshots.sum::<u64>() + bases.sum::<u64>()
+}
+
+/// Checks that nobody can change this memory, and that it has no pages beyond its size. Returns its size.
+fn sealed(file: OwnedFd) -> Result<(File, u64), Refused> {
+    // The call fails on a file that does not support seals.
+    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+        return Err(Refused::Violation);
+    }
+    let file = File::from(file);
+    let metadata = file.metadata().map_err(|_| Refused::Violation)?;
+    match metadata.blocks() * BLOCK_BYTES <= metadata.len() + PAGE_BYTES {
+        true => Ok((file, metadata.len())),
+        false => Err(Refused::Violation),
+    }
 }
 
 #[cfg(test)]
@@ -279,6 +393,7 @@ mod tests {
             mark,
             committed,
             size_bytes: units * UNIT,
+            base_id: 0,
         }
     }
 
@@ -385,6 +500,86 @@ mod tests {
         // A process that does not know that the lease has moved.
         assert!(matches!(add(0, 4), Err(Refused::Full(_))));
         assert_eq!(add(1, 4), Ok(()));
+    }
+
+    fn with_base(session_id: u64, mark: u64, committed: u64, base_id: u64) -> SnapshotInfo {
+        SnapshotInfo {
+            base_id,
+            ..info(session_id, mark, committed, 10)
+        }
+    }
+
+    fn files(base_units: u64) -> SnapshotFiles {
+        SnapshotFiles {
+            file: memory(10),
+            base: Some(memory(base_units)),
+        }
+    }
+
+    #[test]
+    fn base_is_charged_once_and_kept_while_a_snapshot_needs_it() {
+        let mut snapshots = Snapshots::default();
+        snapshots
+            .add(LEASE, MAX, 0, with_base(1, 1, 0, 7), files(50))
+            .unwrap();
+        assert_eq!(used_units(&snapshots), 60);
+        snapshots
+            .add(LEASE, MAX, 0, with_base(1, 2, 1, 7), memory(10))
+            .unwrap();
+        assert_eq!(used_units(&snapshots), 70);
+        // Mark 2 is dropped, and its base is that of mark 3.
+        snapshots
+            .add(LEASE, MAX, 0, with_base(1, 3, 1, 7), memory(10))
+            .unwrap();
+        assert_eq!(used_units(&snapshots), 70);
+        let unknown = snapshots.add(LEASE, MAX, 0, with_base(1, 4, 3, 8), memory(10));
+        assert_eq!(unknown, Err(Refused::Full("its base 8 is not kept".into())));
+        // A new base does not fit beside the old one.
+        let refused = snapshots.add(LEASE, MAX, 0, with_base(1, 4, 3, 8), files(50));
+        assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
+        assert_eq!(
+            (marks(&snapshots), used_units(&snapshots)),
+            (vec![(1, 3)], 60)
+        );
+        let other_size = snapshots.add(LEASE, MAX, 0, with_base(1, 4, 3, 7), files(20));
+        assert_eq!(other_size, Err(Refused::Violation));
+        let without_id = snapshots.add(LEASE, MAX, 0, info(2, 1, 0, 10), files(20));
+        assert_eq!(without_id, Err(Refused::Violation));
+        snapshots
+            .add(LEASE, MAX, 0, info(1, 4, 3, 10), memory(10))
+            .unwrap();
+        snapshots.forget_before(LEASE, SessionId(1), 4);
+        assert_eq!(used_units(&snapshots), 10);
+    }
+
+    /// Ids of bases are those of a session, and come from its process.
+    #[test]
+    fn adopted_snapshots_are_charged_as_those_that_were_added() {
+        let kept = |session, mark, base_units: u64| {
+            let file = File::from(memory(base_units));
+            let base = KeptBase {
+                id: 7,
+                size_bytes: base_units * UNIT,
+                file: Arc::new(file),
+            };
+            let info = with_base(session, mark, 0, 7);
+            KeptSnapshot::new(0, info, File::from(memory(10)), Some(base))
+        };
+        let mut snapshots = Snapshots::default();
+        snapshots.adopt(LEASE, vec![kept(1, 1, 50), kept(2, 1, 1)]);
+        assert_eq!(used_units(&snapshots), 71);
+        snapshots.adopt(LEASE, vec![kept(1, 2, 50)]);
+        assert_eq!(used_units(&snapshots), 81);
+        let files = snapshots.of(LEASE).into_iter();
+        let files = files.filter_map(|kept| Some(Arc::as_ptr(&kept.base?.file)));
+        assert_eq!(
+            files.collect::<BTreeSet<_>>().len(),
+            2,
+            "one for each session"
+        );
+        snapshots.forget_session(LEASE, SessionId(1));
+        snapshots.forget_session(LEASE, SessionId(2));
+        assert_eq!(used_units(&snapshots), 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Writes the snapshots of a lease to the worker's snapshot store.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -22,7 +22,7 @@ use super::{
     copy_progress::{CopyProgress, StoredMarks},
     copy_queue::{CopyQueue, Outgoing},
     pending_marks::{PendingMarks, STORE_DEADLINE},
-    snapshot_store::{StoredName, StoredPart, is_needed},
+    snapshot_store::{Listed, StoredBase, StoredName, StoredPart, is_needed},
     snapshots::{KeptSnapshot, order},
 };
 use crate::locks::lock;
@@ -49,6 +49,10 @@ pub(super) struct StoreLink {
     marks: PendingMarks<StoreId>,
     /// What the store has of each session, in ascending [`order`].
     stored: HashMap<SessionId, Vec<StoredName>>,
+    /// What the store has of later processes of the lease, at other workers.
+    later: Vec<StoredName>,
+    /// The bases that the store has.
+    bases: BTreeSet<StoredBase>,
     has_warned: bool,
 }
 
@@ -69,6 +73,8 @@ impl StoreLink {
             waiting: VecDeque::new(),
             marks: PendingMarks::new(progress, kept),
             stored: HashMap::new(),
+            later: Vec::new(),
+            bases: BTreeSet::new(),
             has_warned: false,
         };
         (link, queue)
@@ -117,11 +123,13 @@ impl StoreLink {
     /// Brings the store up to date, and then writes each new snapshot.
     async fn write_all(&mut self) -> Result<(), Stop> {
         let part = self.part.clone();
-        let listed = self.wait_for(part.list()).await?;
+        let Listed { snapshots, bases } = self.wait_for(part.list()).await?;
+        self.bases = bases.keys().copied().collect();
         let present = lock(&self.supervisor.snapshots).of(self.lease);
         let is_present = |name: &StoredName| present.iter().any(|it| StoredName::of(it) == *name);
-        let (known, others): (Vec<_>, Vec<_>) =
-            listed.into_iter().partition(|(name, _)| is_present(name));
+        let (known, others): (Vec<_>, Vec<_>) = snapshots
+            .into_iter()
+            .partition(|(name, _)| is_present(name));
         self.stored.clear();
         for (name, _) in known {
             let session = SessionId(name.id.session_id);
@@ -137,9 +145,13 @@ impl StoreLink {
         // Those of a later process are of another worker, to which the lease has moved.
         let epoch = present.iter().map(|snapshot| snapshot.id().epoch).max();
         let is_old = |name: &StoredName| epoch.is_some_and(|epoch| name.id.epoch <= epoch);
-        for (name, _) in others.iter().filter(|(name, _)| is_old(name)) {
-            self.wait_for(part.delete(name)).await?;
-        }
+        let others = others.into_iter().map(|(name, _)| name);
+        let (old, later): (Vec<_>, Vec<_>) = others.partition(is_old);
+        self.later = later;
+        self.delete(&old).await?;
+        let abandoned = bases.iter().filter(|(_, stored)| stored.is_old());
+        self.delete_unneeded(abandoned.map(|(base, _)| *base).collect())
+            .await?;
         self.wait_for(part.delete_incomplete()).await?;
         self.has_warned = false;
         loop {
@@ -198,11 +210,7 @@ impl StoreLink {
                 if !self.is_certain_to_have_the_lease() {
                     return Ok(());
                 }
-                let part = self.part.clone();
-                for name in ended {
-                    self.wait_for(part.delete(&name)).await?;
-                }
-                return Ok(());
+                return self.delete(&ended).await;
             }
         };
         let latest = lock(&self.supervisor.snapshots).latest(self.lease, session);
@@ -231,14 +239,39 @@ impl StoreLink {
             return Ok(());
         }
         let part = self.part.clone();
+        if let (Some(base), Some(kept)) = (name.base(), &snapshot.base)
+            && !self.bases.contains(&base)
+        {
+            self.wait_for(part.put_base(&base, &kept.file)).await?;
+            self.bases.insert(base);
+        }
         self.wait_for(part.put(snapshot)).await?;
         let stored = self.stored.entry(session).or_default();
         stored.push(name);
         stored.sort_by_key(|name| order(name.id));
         let replaced = take_replaced(stored);
         self.report(session);
-        for name in replaced {
-            self.wait_for(part.delete(&name)).await?;
+        self.delete(&replaced).await
+    }
+
+    /// Deletes snapshots, and their bases unless another snapshot needs them.
+    async fn delete(&mut self, snapshots: &[StoredName]) -> Result<(), Stop> {
+        let part = self.part.clone();
+        for name in snapshots {
+            self.wait_for(part.delete(name)).await?;
+        }
+        let bases = snapshots.iter().filter_map(StoredName::base);
+        self.delete_unneeded(bases.collect()).await
+    }
+
+    /// Deletes those of `bases` that no snapshot needs.
+    async fn delete_unneeded(&mut self, bases: BTreeSet<StoredBase>) -> Result<(), Stop> {
+        let part = self.part.clone();
+        let known = self.stored.values().flatten().chain(&self.later);
+        let needed: BTreeSet<_> = known.filter_map(StoredName::base).collect();
+        for base in bases.difference(&needed) {
+            self.wait_for(part.delete(base)).await?;
+            self.bases.remove(base);
         }
         Ok(())
     }
@@ -279,6 +312,7 @@ mod tests {
             session_id: 1,
             mark,
             epoch,
+            base_id: 0,
         };
         StoredName { id, committed }
     }

@@ -25,6 +25,8 @@ use crate::backend::{HostStorage, StoredTensor};
 pub(super) struct Capture {
     header: Header,
     storages: Vec<HostStorage>,
+    /// The ids of the tensors in the header, in order.
+    tensor_ids: Vec<TensorId>,
     /// Indices of the storages, by address.
     storage_indices: HashMap<usize, u32>,
     /// Indices of the charges, by the address of the charged storage's record.
@@ -79,6 +81,7 @@ impl Capture {
                         charge: shared.map(|storage| self.charge(storage)),
                     };
                     self.header.tensors.push(image);
+                    self.tensor_ids.push(tensor.id);
                 }
                 Entry::Poisoned(id, fault) => self.poisoned(id, &fault),
             }
@@ -125,7 +128,8 @@ impl Capture {
         Snapshot {
             header: self.header,
             storages: self.storages,
-            slots: Vec::new(),
+            tensor_ids: self.tensor_ids,
+            ..Snapshot::default()
         }
     }
 
@@ -138,6 +142,7 @@ impl Capture {
             header.storages.push(StorageImage {
                 size_bytes: storage.len() as u64,
                 capacity_bytes: storage.capacity() as u64,
+                base_offset: None,
             });
             storages.push(storage);
             storages.len() as u32 - 1

@@ -5,7 +5,7 @@
 mod last_uses;
 mod program_steps;
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, io, time::Duration};
 
 use burn_backend::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexDevice};
@@ -54,6 +54,44 @@ struct Program {
     /// Replies that the client has not acknowledged.
     held_replies: Vec<HeldReply>,
     next: u64,
+    snapshots: KeptSnapshots,
+}
+
+/// The snapshots of a program that a worker keeps.
+#[derive(Default)]
+struct KeptSnapshots {
+    tracker: BaseTracker,
+    /// The bases that were made, by id.
+    bases: Vec<Vec<u8>>,
+    /// Number of snapshots that shared contents with an earlier one.
+    shared: usize,
+}
+
+impl KeptSnapshots {
+    /// Returns the bytes of a snapshot, and keeps its base.
+    fn keep(&mut self, mut snapshot: Snapshot) -> Vec<u8> {
+        self.tracker.set_min_bytes(64);
+        let new_id = self.bases.len() as u64 + 1;
+        self.tracker.assign(&mut snapshot, &[], new_id);
+        if let Some(size_bytes) = snapshot.new_base_bytes() {
+            let mut base = Vec::new();
+            snapshot.write_base(&mut base).unwrap();
+            assert_eq!(base.len() as u64, size_bytes);
+            self.bases.push(base);
+        } else if snapshot.base_id().is_some() {
+            self.shared += 1;
+        }
+        snapshot.outcome().set(true).unwrap();
+        let mut bytes = Vec::new();
+        snapshot.write(&mut bytes).unwrap();
+        assert_eq!(snapshot.size_bytes(), bytes.len() as u64);
+        bytes
+    }
+
+    fn read(&self, bytes: &[u8]) -> Snapshot {
+        let open_base = |id: u64| Ok(&self.bases[id as usize - 1][..]);
+        Snapshot::read(&mut &*bytes, open_base, CAPACITY).unwrap()
+    }
 }
 
 impl Program {
@@ -70,6 +108,7 @@ impl Program {
             poisoned: Vec::new(),
             held_replies: Vec::new(),
             next: 0,
+            snapshots: KeptSnapshots::default(),
         }
     }
 
@@ -115,16 +154,16 @@ impl Program {
     fn go_on_elsewhere(&mut self) {
         self.held_replies.clear();
         let snapshot = self.interpreter.capture(0).unwrap();
-        let mut bytes = Vec::new();
-        snapshot.write(&mut bytes).unwrap();
-        assert_eq!(snapshot.size_bytes(), bytes.len() as u64);
+        let bytes = self.snapshots.keep(snapshot);
         let Self {
             mut interpreter,
             device,
             ..
         } = Self::new();
-        let read = Snapshot::read(&mut bytes.as_slice(), CAPACITY).unwrap();
+        let read = self.snapshots.read(&bytes);
         interpreter.restore(&read).unwrap();
+        self.snapshots.tracker = BaseTracker::default();
+        self.snapshots.tracker.restore(&read, &[]);
         (self.interpreter, self.device) = (interpreter, device);
     }
 
@@ -204,6 +243,7 @@ proptest! {
     fn session_goes_on_from_a_snapshot_as_if_nothing_had_happened(
         steps in steps(),
         moves in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+        marks in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let (mut program, mut moved) = (Program::new(), Program::new());
         let count = steps.len();
@@ -211,6 +251,10 @@ proptest! {
             if moves.iter().any(|index| index.index(count) == number) {
                 program.held_replies.clear();
                 moved.go_on_elsewhere();
+            }
+            if marks.iter().any(|index| index.index(count) == number) {
+                let snapshot = moved.interpreter.capture(0).unwrap();
+                moved.snapshots.keep(snapshot);
             }
             let description = format!("{step:?}, {last}");
             program.step(step.clone(), last);
@@ -237,8 +281,9 @@ fn malformed_snapshots_are_refused() {
     let snapshot = program.interpreter.capture(0).unwrap();
     let mut bytes = Vec::new();
     snapshot.write(&mut bytes).unwrap();
+    let no_base = |_| -> io::Result<&[u8]> { Err(io::ErrorKind::NotFound.into()) };
     let restore = |bytes: &[u8]| {
-        let snapshot = Snapshot::read(&mut &*bytes, CAPACITY)?;
+        let snapshot = Snapshot::read(&mut &*bytes, no_base, CAPACITY)?;
         let mut program = Program::new();
         program.interpreter.restore(&snapshot)
     };
@@ -255,7 +300,51 @@ fn malformed_snapshots_are_refused() {
         }
     }
     assert!(
-        Snapshot::read(&mut &*bytes, 100).is_err(),
+        Snapshot::read(&mut &*bytes, no_base, 100).is_err(),
         "its storages have more bytes"
     );
+}
+
+/// Runs a program that fills a tensor, and then another one again and again.
+fn program_with_constant(rows: usize) -> Program {
+    let mut program = Program::new();
+    program.step(ProgramStep::Full(rows), false);
+    program
+}
+
+#[test]
+fn what_does_not_change_is_stored_once() {
+    let mut program = program_with_constant(64);
+    let size_bytes = |program: &mut Program| {
+        let snapshot = program.interpreter.capture(0).unwrap();
+        let bases = program.snapshots.bases.len();
+        let bytes = program.snapshots.keep(snapshot);
+        let read = program.snapshots.read(&bytes);
+        assert_eq!(read.storages.len(), program.live.len());
+        let new_bases = program.snapshots.bases[bases..].iter();
+        (bytes.len(), new_bases.map(Vec::len).sum::<usize>())
+    };
+    let constant_bytes = 64 * COLUMNS * 4;
+    let (first, base) = size_bytes(&mut program);
+    assert!(first > constant_bytes && base == 0);
+    program.step(ProgramStep::Full(2), false);
+    let (second, base) = size_bytes(&mut program);
+    assert!(second < constant_bytes && base == constant_bytes);
+    let (third, base) = size_bytes(&mut program);
+    assert!(third < constant_bytes && base == 0);
+    assert_eq!(program.snapshots.shared, 1);
+    let refuse = |program: &mut Program| {
+        let mut snapshot = program.interpreter.capture(0).unwrap();
+        program.snapshots.tracker.assign(&mut snapshot, &[], 7);
+        snapshot.outcome().set(false).unwrap();
+    };
+    // The worker still has the base.
+    refuse(&mut program);
+    let (next, base) = size_bytes(&mut program);
+    assert!(next < constant_bytes && base == 0);
+    // It may not have it.
+    refuse(&mut program);
+    refuse(&mut program);
+    let (next, base) = size_bytes(&mut program);
+    assert!(next < constant_bytes && base > constant_bytes, "a new base");
 }

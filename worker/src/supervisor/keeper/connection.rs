@@ -27,7 +27,7 @@ use crate::{
     process_message::SnapshotInfo,
     supervisor::{
         Supervisor,
-        snapshots::{KeptSnapshot, Refused},
+        snapshots::{KeptSnapshot, Refused, SnapshotFiles},
     },
 };
 
@@ -116,13 +116,48 @@ struct Receiving<'a> {
     begin: SnapshotBegin,
     received_bytes: u64,
     /// `None` if the snapshot is not kept, for the reason that was sent.
-    file: Option<File>,
+    files: Option<ReceivedFiles>,
+}
+
+/// The memory to which the parts of a snapshot are written.
+struct ReceivedFiles {
+    base: Option<File>,
+    snapshot: File,
+}
+
+impl ReceivedFiles {
+    fn new(begin: &SnapshotBegin) -> io::Result<Self> {
+        let has_base = begin.base_bytes > 0;
+        let base = has_base.then(|| unnamed_memory("tensord-snapshot"));
+        Ok(Self {
+            base: base.transpose()?,
+            snapshot: unnamed_memory("tensord-snapshot")?,
+        })
+    }
+
+    /// Returns the memory, which nobody can change any more.
+    fn seal(self) -> io::Result<SnapshotFiles> {
+        let seal = |file: File| {
+            fcntl_add_seals(&file, SEALS)?;
+            Ok::<_, io::Error>(OwnedFd::from(file))
+        };
+        Ok(SnapshotFiles {
+            base: self.base.map(seal).transpose()?,
+            file: seal(self.snapshot)?,
+        })
+    }
+}
+
+/// Returns the bytes that follow the begin of a snapshot.
+fn announced_bytes(begin: &SnapshotBegin) -> u64 {
+    begin.size_bytes.saturating_add(begin.base_bytes)
 }
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        if self.file.is_some() {
-            lock(&self.supervisor.kept_for_others).release(self.begin.size_bytes);
+        if self.files.is_some() {
+            let announced_bytes = announced_bytes(&self.begin);
+            lock(&self.supervisor.kept_for_others).release(announced_bytes);
         }
     }
 }
@@ -222,14 +257,14 @@ impl SourceConnection {
             supervisor: &self.supervisor,
             begin,
             received_bytes: 0,
-            file: None,
+            files: None,
         };
         let session = SessionId(begin.id.unwrap_or_default().session_id);
         let mut kept = lock(&self.supervisor.kept_for_others);
         // Another worker's connection must not drop snapshots.
         let reserved = match kept.numbered_source(self.part, self.number) {
             Some(_) => {
-                let (committed, size_bytes) = (begin.committed, begin.size_bytes);
+                let (committed, size_bytes) = (begin.committed, announced_bytes(&begin));
                 let now = Instant::now();
                 kept.reserve(now, self.part, self.number, session, committed, size_bytes)
             }
@@ -239,13 +274,13 @@ impl SourceConnection {
         if let Err(reason) = reserved {
             return (receiving, Err(reason));
         }
-        match unnamed_memory("tensord-snapshot") {
-            Ok(file) => {
-                receiving.file = Some(file);
+        match ReceivedFiles::new(&begin) {
+            Ok(files) => {
+                receiving.files = Some(files);
                 (receiving, Ok(()))
             }
             Err(e) => {
-                lock(&self.supervisor.kept_for_others).release(begin.size_bytes);
+                lock(&self.supervisor.kept_for_others).release(announced_bytes(&begin));
                 (receiving, Err(format!("no memory for the snapshot: {e}")))
             }
         }
@@ -259,7 +294,7 @@ impl SourceConnection {
     /// The rule that the worker broke.
     fn store(&self, mut receiving: Receiving<'_>) -> Result<Option<(SnapshotId, String)>, String> {
         let begin = receiving.begin;
-        let Some(file) = receiving.file.take() else {
+        let Some(files) = receiving.files.take() else {
             return Ok(None);
         };
         let id = begin.id.unwrap_or_default();
@@ -268,18 +303,19 @@ impl SourceConnection {
             mark: id.mark,
             committed: begin.committed,
             size_bytes: begin.size_bytes,
+            base_id: id.base_id,
         };
-        let sealed = fcntl_add_seals(&file, SEALS);
+        let sealed = files.seal();
         let mut kept = lock(&self.supervisor.kept_for_others);
-        kept.release(begin.size_bytes);
-        if let Err(e) = sealed {
-            return Ok(Some((id, format!("the snapshot cannot be sealed: {e}"))));
-        }
+        kept.release(announced_bytes(&begin));
+        let files = match sealed {
+            Ok(files) => files,
+            Err(e) => return Ok(Some((id, format!("the snapshot cannot be sealed: {e}")))),
+        };
         if kept.numbered_source(self.part, self.number).is_none() {
             return Ok(None);
         }
-        let file = OwnedFd::from(file);
-        match kept.add(self.part, self.number, id.epoch, info, file) {
+        match kept.add(self.part, self.number, id.epoch, info, files) {
             Ok(()) => Ok(Some((id, String::new()))),
             Err(Refused::Full(reason)) => Ok(Some((id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),
@@ -294,14 +330,23 @@ impl Receiving<'_> {
     ///
     /// The rule that the worker broke, or that there is no memory.
     fn append(&mut self, part: &[u8]) -> Result<bool, String> {
+        let base_bytes = self.begin.base_bytes;
+        let is_of_base = self.received_bytes < base_bytes;
         self.received_bytes += part.len() as u64;
-        if part.is_empty() || self.received_bytes > self.begin.size_bytes {
-            return Err("a part is empty, or beyond the size of its snapshot".into());
+        let end = if is_of_base {
+            base_bytes
+        } else {
+            announced_bytes(&self.begin)
+        };
+        if part.is_empty() || self.received_bytes > end {
+            return Err("a part is empty, or beyond the size of its snapshot or base".into());
         }
-        let write = |file: &mut File| file.write_all(part);
-        let written = self.file.as_mut().map_or(Ok(()), write);
-        written.map_err(|e: io::Error| format!("cannot keep a part of a snapshot: {e}"))?;
-        Ok(self.received_bytes == self.begin.size_bytes)
+        if let Some(ReceivedFiles { base, snapshot }) = &mut self.files {
+            let file = base.as_mut().filter(|_| is_of_base).unwrap_or(snapshot);
+            let written = file.write_all(part);
+            written.map_err(|e| format!("cannot keep a part of a snapshot: {e}"))?;
+        }
+        Ok(self.received_bytes == announced_bytes(&self.begin))
     }
 }
 

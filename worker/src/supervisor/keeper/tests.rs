@@ -1,6 +1,6 @@
 //! Tests of what a keeper allows and keeps.
 
-use std::{fs::File, io::Write};
+use std::{fs::File, io::Write, os::fd::OwnedFd};
 
 use rustix::fs::fcntl_add_seals;
 
@@ -47,6 +47,7 @@ fn info(session_id: u64, mark: u64) -> SnapshotInfo {
         mark,
         committed: 0,
         size_bytes: 8,
+        base_id: 0,
     }
 }
 
@@ -231,7 +232,7 @@ fn part_that_ran_here_is_held_with_those_of_other_workers() {
         let sessions = snapshots.iter().map(|kept| kept.info.session_id);
         sessions.collect::<Vec<_>>()
     };
-    let snapshot = |session| KeptSnapshot::new(0, info(session, 1), File::from(memory()));
+    let snapshot = |session| KeptSnapshot::new(0, info(session, 1), File::from(memory()), None);
     add(&mut kept, 1);
     kept.hold_own(own, vec![snapshot(2)]);
     assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![2]));

@@ -17,6 +17,8 @@ struct Sent {
     snapshots: Vec<(SnapshotId, bool)>,
     /// The mark that the client had committed when the last one was taken.
     committed: u64,
+    /// Whether the keeper has refused a snapshot since it stored one: it may have dropped others.
+    is_refused: bool,
 }
 
 impl SentSnapshots {
@@ -25,6 +27,23 @@ impl SentSnapshots {
         let sent = self.0.get(&SessionId(id.session_id));
         let latest = sent.and_then(|sent| sent.snapshots.last());
         latest.is_none_or(|(latest, _)| order(*latest) < order(id))
+    }
+
+    /// Returns whether the keeper has the base of a snapshot that was taken when the client had committed
+    /// the mark `committed`: that of a snapshot which it does not drop for this one.
+    pub(super) fn has_base_of(&self, id: SnapshotId, committed: u64) -> bool {
+        let sent = self.0.get(&SessionId(id.session_id));
+        let sent = sent.filter(|sent| !sent.is_refused);
+        let mut snapshots = sent.into_iter().flat_map(|sent| &sent.snapshots);
+        // If one is refused to which it has not replied yet, so is this one, and the next has its base.
+        snapshots.any(|(it, _)| it.base_id == id.base_id && it.mark >= committed)
+    }
+
+    /// Records that the keeper has refused a snapshot of a session.
+    pub(super) fn refused(&mut self, session: SessionId) {
+        if let Some(sent) = self.0.get_mut(&session) {
+            sent.is_refused = true;
+        }
     }
 
     /// Records that a snapshot is sent, which was taken when the client had committed the mark
@@ -44,6 +63,7 @@ impl SentSnapshots {
         let sent = self.0.get_mut(&SessionId(id.session_id))?;
         let (_, is_stored) = sent.snapshots.iter_mut().find(|(it, _)| *it == id)?;
         *is_stored = true;
+        sent.is_refused = false;
         let stored = sent.snapshots.iter().filter(|(_, is_stored)| *is_stored);
         Some(StoredMarks {
             marks: stored.map(|(id, _)| id.mark).collect(),
@@ -70,7 +90,28 @@ mod tests {
             session_id: 1,
             mark,
             epoch,
+            base_id: 0,
         }
+    }
+
+    #[test]
+    fn base_is_there_with_a_snapshot_that_stays() {
+        let mut sent = SentSnapshots::default();
+        let with_base = |mark, base_id| SnapshotId {
+            base_id,
+            ..id(mark, 0)
+        };
+        assert!(!sent.has_base_of(with_base(1, 7), 0));
+        sent.record(with_base(1, 7), 0);
+        assert!(sent.has_base_of(with_base(2, 7), 0));
+        sent.refused(SessionId(1));
+        assert!(!sent.has_base_of(with_base(2, 7), 0));
+        sent.stored(with_base(1, 7)).unwrap();
+        assert!(sent.has_base_of(with_base(2, 7), 0));
+        assert!(sent.has_base_of(with_base(2, 7), 1));
+        assert!(!sent.has_base_of(with_base(2, 8), 1));
+        // The client has committed mark 2, which the keeper does not have.
+        assert!(!sent.has_base_of(with_base(3, 7), 2));
     }
 
     #[test]

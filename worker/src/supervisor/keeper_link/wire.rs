@@ -1,6 +1,6 @@
 //! The messages between a worker and the keeper of a lease.
 
-use std::{io, os::unix::fs::FileExt, sync::Arc};
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use bytes::Bytes;
 use tensord_proto::{
@@ -62,24 +62,33 @@ pub(in crate::supervisor) async fn connect(
     }
 }
 
-/// Returns the frames that send a snapshot, which are read one by one.
+/// Returns the frames that send a snapshot, with its base if the keeper lacks that. They are read one by
+/// one.
 pub(in crate::supervisor) fn frames(
     snapshot: &KeptSnapshot,
+    has_base: bool,
 ) -> impl Iterator<Item = io::Result<Body>> {
-    let size_bytes = snapshot.info.size_bytes;
+    let base = snapshot.base.as_ref().filter(|_| !has_base);
     let begin = Body::SnapshotBegin(SnapshotBegin {
         id: Some(snapshot.id()),
         committed: snapshot.info.committed,
-        size_bytes,
+        size_bytes: snapshot.info.size_bytes,
+        base_bytes: base.map_or(0, |base| base.size_bytes),
     });
+    let base = base.map(|base| parts(&base.file, base.size_bytes));
+    let snapshot = parts(&snapshot.file, snapshot.info.size_bytes);
+    let parts = base.into_iter().flatten().chain(snapshot);
+    std::iter::once(Ok(begin)).chain(parts)
+}
+
+fn parts(file: &File, size_bytes: u64) -> impl Iterator<Item = io::Result<Body>> {
     let starts = (0..size_bytes).step_by(PART_BYTES);
-    let parts = starts.map(move |at| {
+    starts.map(move |at| {
         let length = (size_bytes - at).min(PART_BYTES as u64) as usize;
         let mut data = vec![0; length];
-        snapshot.file.read_exact_at(&mut data, at)?;
+        file.read_exact_at(&mut data, at)?;
         Ok(Body::SnapshotPart(SnapshotPart { data: data.into() }))
-    });
-    std::iter::once(Ok(begin)).chain(parts)
+    })
 }
 
 /// Sends a frame. A keeper that does not read it for long is given up.

@@ -21,8 +21,9 @@ fn snapshot(session_id: u64, epoch: u64, mark: u64, committed: u64, bytes: &[u8]
         mark,
         committed,
         size_bytes: bytes.len() as u64,
+        base_id: 0,
     };
-    KeptSnapshot::new(epoch, info, memory(bytes))
+    KeptSnapshot::new(epoch, info, memory(bytes), None)
 }
 
 /// Returns the bytes of a snapshot.
@@ -102,7 +103,7 @@ async fn needed_snapshots_are_loaded() {
         part.put(snapshot).await.unwrap();
     }
     store.part(KEY, LEASE, 0).put(&stored[0]).await.unwrap();
-    let listed: Vec<_> = part.list().await.unwrap();
+    let listed = part.list().await.unwrap().snapshots;
     let sizes: BTreeSet<_> = listed.iter().map(|(_, size)| *size).collect();
     assert_eq!((listed.len(), sizes), (5, [0, 3, 5, 9].into()));
     let loaded = part.load(17).await.unwrap();
@@ -115,6 +116,38 @@ async fn needed_snapshots_are_loaded() {
     part.delete(&StoredName::of(&stored[4])).await.unwrap();
     part.delete(&StoredName::of(&stored[4])).await.unwrap();
     assert_eq!(part.load(14).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn snapshots_are_loaded_with_the_base_that_they_share() {
+    let (_directory, store) = open().await;
+    let part = store.part(KEY, LEASE, 0);
+    let base = KeptBase {
+        id: 9,
+        size_bytes: 4,
+        file: Arc::new(memory(b"base")),
+    };
+    let with_base = |mark, committed, bytes: &[u8]| {
+        let mut snapshot = snapshot(1, 0, mark, committed, bytes);
+        snapshot.info.base_id = base.id;
+        snapshot.base = Some(base.clone());
+        snapshot
+    };
+    let [one, two] = [with_base(1, 0, b"one"), with_base(2, 1, b"two")];
+    let name = StoredName::of(&one).base().unwrap();
+    part.put(&one).await.unwrap();
+    let error = part.load(100).await.unwrap_err();
+    assert!(error.contains("is missing"), "{error}");
+    part.put_base(&name, &base.file).await.unwrap();
+    part.put(&two).await.unwrap();
+    assert!(part.load(9).await.is_err(), "they have 10 bytes");
+    let loaded = part.load(10).await.unwrap();
+    let loaded_bases: Vec<_> = loaded.iter().map(|it| it.base.as_ref().unwrap()).collect();
+    let files = loaded_bases.iter().map(|it| Arc::as_ptr(&it.file));
+    assert_eq!(files.collect::<BTreeSet<_>>().len(), 1, "it is loaded once");
+    assert_eq!((loaded_bases[0].id, loaded_bases[0].size_bytes), (9, 4));
+    part.delete(&name).await.unwrap();
+    assert!(part.list().await.unwrap().bases.is_empty());
 }
 
 #[tokio::test]
@@ -147,7 +180,7 @@ async fn other_files_in_the_directory_are_ignored() {
     let mut file = File::open(&path).unwrap();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "one");
-    for name in ["notes", "1-2-3-4", "ffffffffffffffff-1-2-0"] {
+    for name in ["notes", "1-2-3-4-5", "ffffffffffffffff-1-2-0-0", "base-1"] {
         std::fs::write(path.with_file_name(name), "").unwrap();
     }
     assert_eq!(part.load(3).await.unwrap().len(), 1);
