@@ -339,7 +339,7 @@ impl Pool {
     }
 
     /// Returns whether a worker will stay, and has `count` devices that meet `requirement`.
-    pub(crate) fn can_keep(
+    pub(crate) fn can_run(
         &self,
         worker: WorkerId,
         requirement: &Requirement,

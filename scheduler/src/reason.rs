@@ -57,7 +57,7 @@ pub enum EndReason {
     },
     /// The worker of a durable lease was lost or has left, and the lease could not go on where its
     /// snapshots are.
-    #[error("{gone}, and no device became free for the lease at {places}")]
+    #[error("{gone}, and no like device became free for the lease, at {places}, or elsewhere")]
     NotReplaced {
         /// What happened to the worker of the lease.
         gone: Box<EndReason>,
@@ -227,10 +227,8 @@ pub enum CannotMove {
         "its devices are of different kinds, or the lease must give the same bits and they do not, or a worker has not reported a fingerprint"
     )]
     NotReplaceable,
-    /// No other worker has such devices.
-    #[error(
-        "no other worker, apart from those that drain or still end the lease, has as many devices of the same fingerprint (or kind, if the lease may go on with other bits) and memory"
-    )]
+    /// There is no other worker.
+    #[error("there is no other worker, apart from those that drain or still end the lease")]
     NoKeeper,
     /// The lease's client is not attached, and nobody else could open its sessions.
     #[error("its program is not connected")]

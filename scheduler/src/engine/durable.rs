@@ -1,11 +1,11 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
-//! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker
-//! that has as many devices on which the sessions could go on, as [`Requirement`] says: of the same
-//! fingerprint, or of the same kind. It has no devices of the lease itself, if possible: an all-reduce
+//! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker,
+//! best one that has as many devices on which the sessions could go on, as [`Requirement`] says: of the
+//! same fingerprint, or of the same kind. A worker of the lease itself is no such worker: an all-reduce
 //! first adds up what the devices of each worker contribute, so devices of two workers must not come
-//! together on one. If there is no other worker, one of the lease's own is the keeper of another one, and
-//! hands the snapshots over when the lease has to go on elsewhere (`destinations.rs`).
+//! together on one. If there is none, any other worker is the keeper, and hands the snapshots over when
+//! the lease has to go on elsewhere (`destinations.rs`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -113,13 +113,13 @@ impl Engine {
     }
 
     /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
-    /// can go on, or if it is from a record and may yet join; or else a connected worker, those first
-    /// that have nothing else of the lease, then those with free devices, and then those that keep the
-    /// snapshots of the fewest leases. The present keeper gives
-    /// way to another one if its stream has been down for a while, as it may be lost, or if the sessions
-    /// must move soon and only the other one has free devices, or if it has devices of the lease and the
-    /// other one has not. Nobody if no other devices could take the
-    /// place of those of `source`; `None` if one of these is not known.
+    /// can go on, or if it is from a record and may yet join; or else a connected worker, those first on
+    /// which the sessions could go on, then those that have nothing else of the lease, then those with
+    /// free devices, and then those that keep the snapshots of the fewest leases. The present keeper gives
+    /// way to another one if its stream has been down for a while, as it may be lost, if the sessions must
+    /// move soon and only the other one has free devices, or if they could go on at the other one only.
+    /// Nobody if no other devices could take the place of those of `source`; `None` if one of these is not
+    /// known.
     fn choose_keeper(
         &self,
         id: LeaseId,
@@ -140,14 +140,15 @@ impl Engine {
         // If two workers of a lease are lost at once, their sessions need two workers.
         let others = lease.keepers.iter().filter(|(of, _)| **of != source);
         let others: Vec<_> = others.map(|(_, keeper)| keeper.worker).collect();
+        let is_of_lease = |worker: &WorkerId| workers.contains(worker);
         let can_keep = |worker: &WorkerId| {
-            let fits = match workers.contains(worker) {
-                // The sessions will not go on there.
-                true => *worker != source && self.pool.stays(*worker),
-                false => self.pool.can_keep(*worker, &requirement, count),
-            };
-            // It could not start the lease before it has released it.
-            fits && !self.pool.is_ending(*worker, id)
+            *worker != source
+                && self.pool.stays(*worker)
+                // It could not start the lease before it has released it.
+                && !self.pool.is_ending(*worker, id)
+        };
+        let can_run = |worker: &WorkerId| {
+            !is_of_lease(worker) && self.pool.can_run(*worker, &requirement, count)
         };
         let has_free = |worker: &WorkerId| {
             let free = self.pool.free_fitting(*worker, id, &requirement, count);
@@ -156,15 +157,15 @@ impl Engine {
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
         let candidates: Vec<_> = candidates.collect();
-        let is_of_lease = |worker: &WorkerId| workers.contains(worker);
-        let has_other = candidates.iter().any(|worker| !is_of_lease(worker));
+        let rank = |worker: &WorkerId| (!can_run(worker), is_of_lease(worker));
+        let best_rank = candidates.iter().map(rank).min();
         let is_draining = self.pool.is_draining(source);
         let is_good = |worker: &WorkerId| {
             // A stream that breaks only for a moment costs no snapshots.
             self.pool.silence(*worker, self.now) < KEEPER_SILENCE
                 && (!is_draining || has_free(worker))
                 && !others.contains(worker)
-                && (!has_other || !is_of_lease(worker))
+                && best_rank.is_none_or(|best| rank(worker) <= best)
         };
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
         let recorded = present.filter(|worker| self.may_yet_join(*worker));
@@ -183,7 +184,7 @@ impl Engine {
                     let differs = !self.pool.has_equal(*worker, &requirement, count);
                     let is_new = Some(*worker) != present;
                     (
-                        is_of_lease(worker),
+                        rank(worker),
                         !has_free(worker),
                         is_other,
                         is_new,

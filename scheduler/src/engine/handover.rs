@@ -171,8 +171,8 @@ impl Engine {
     }
 
     /// Gives `source` a keeper for its snapshots of a part of a suspended lease, if there is one: the
-    /// present one if it can go on, or else the one with free devices that has no other part, and the
-    /// fewest suspended leases.
+    /// present one if it can go on, or else the one that could run it, with free devices and no other
+    /// part, and the fewest suspended leases.
     fn assign_handover(
         &mut self,
         id: LeaseId,
@@ -192,8 +192,9 @@ impl Engine {
                 && destination.is_none_or(|it| it == *worker)
                 && !self.is_avoided(lease, *worker)
                 && !self.pool.is_ending(*worker, id)
-                && self.pool.can_keep(*worker, &part.requirement, part.devices)
+                && self.pool.stays(*worker)
         };
+        let can_run = |worker: WorkerId| self.pool.can_run(worker, &part.requirement, part.devices);
         let of_others = lease.keepers_and_holders();
         let has_free = |worker: WorkerId| {
             let free = self
@@ -217,7 +218,12 @@ impl Engine {
         let candidates = candidates.filter(|_| may_begin);
         let best = candidates.min_by_key(|worker| {
             let has_other_part = of_others.contains(worker);
-            (!has_free(*worker), has_other_part, held.at(*worker))
+            (
+                !can_run(*worker),
+                !has_free(*worker),
+                has_other_part,
+                held.at(*worker),
+            )
         });
         let keeper = best.map(|worker| Keeper {
             worker,

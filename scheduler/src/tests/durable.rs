@@ -185,14 +185,23 @@ pub(super) fn lost_while_worker_2_is_busy() -> Vec<Step> {
     steps
 }
 
+/// Until there is one, it is any other worker.
 #[test]
 fn keeper_is_another_worker_with_an_equal_device() {
     check([
         (0, join(1, &[exact(16)]), vec![]),
         (0, join(2, &[flex(16), cuda(16)]), vec![]),
         (0, attach(1), vec![]),
-        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
-        (2, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (
+            1,
+            request_durable(1, 1),
+            vec![granted_exact(1, 1, 1, 0), keep(10, 1, 2)],
+        ),
+        (
+            2,
+            join(3, &[exact(16)]),
+            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
+        ),
         (3, join(4, &[exact(16)]), vec![]),
         (4, worker_disconnected(3), vec![]),
         (2_001, beat(1), vec![]),

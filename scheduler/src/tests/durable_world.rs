@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// The keeper of a lease's snapshots is another worker, with an equal device.
+    /// The keeper of a lease's snapshots is another worker.
     pub(super) fn check_keeper(&self, part: PartId, source: &Peer, keeper: &Peer) {
         assert_ne!(source.worker, keeper.worker);
         let known = self.engine.leases().get(part.lease).unwrap();
@@ -106,15 +106,13 @@ impl World {
         };
         assert!(workers.contains(&source.worker));
         for peer in [source, keeper] {
-            let i = self.connected_worker(peer.worker);
+            self.connected_worker(peer.worker);
             assert_eq!(peer.endpoint, endpoint(peer.worker.0));
-            let devices = &self.workers[i].known.as_ref().unwrap().devices;
-            assert!(devices.iter().any(|device| device.fingerprint.is_some()));
         }
     }
 
-    /// Every durable lease has a keeper for each of its workers, if another worker has
-    /// as many such devices and stays, or if it has several workers. A lease that is lost can move, or its keeper has too few free
+    /// Every durable lease has a keeper for each of its workers, if there is another worker that stays; one
+    /// that has as many such devices, if there is one. A lease that is lost can move, or its keeper has too few free
     /// devices, or its client is away.
     pub(super) fn check_keepers(&self) {
         let free = self.free();
@@ -197,16 +195,16 @@ impl World {
         let largest = known.map(|device| device.memory_bytes).max();
         let memory_bytes = largest.unwrap_or_default();
         let workers = lease.workers();
-        let is_of_lease = |worker: &SimWorker| workers.contains(&WorkerId(worker.id));
         let can_keep = |worker: &SimWorker| {
+            let stays = worker.known.as_ref().is_some_and(|it| !it.is_draining());
+            worker.id != own.0 && stays && !worker.unanswered.contains(&id)
+        };
+        let can_run = |worker: &SimWorker| {
             let known = worker.known.as_ref().filter(|known| !known.is_draining());
             let devices = known.into_iter().flat_map(|known| &known.devices);
             let equal = devices.filter(|d| is_like(d) && d.memory_bytes >= memory_bytes);
-            let fits = match is_of_lease(worker) {
-                true => worker.id != own.0 && known.is_some(),
-                false => equal.count() >= own_devices.len(),
-            };
-            fits && !worker.unanswered.contains(&id)
+            let is_of_lease = workers.contains(&WorkerId(worker.id));
+            !is_of_lease && equal.count() >= own_devices.len()
         };
         let keepers: Vec<_> = self.workers.iter().filter(|w| can_keep(w)).collect();
         let keeper = lease.keepers.get(&own);
@@ -229,17 +227,16 @@ impl World {
             let is_connected =
                 |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
             let mut connected = keepers.into_iter().filter(|it| is_connected(it));
-            let is_of_other = |worker: &SimWorker| !is_of_lease(worker);
-            let has_other = connected.clone().any(is_of_other);
+            let is_better = connected.clone().any(can_run);
             let knows_own = own_worker.is_some_and(|it| it.connected);
             // One from a record may yet join.
-            let is_of_lease = keeper.is_some_and(|it| {
-                let known = self.workers[it.worker.0 as usize].known.as_ref();
-                workers.contains(&it.worker) && known.is_some()
+            let is_worse = keeper.is_some_and(|it| {
+                let keeper = &self.workers[it.worker.0 as usize];
+                keeper.known.is_some() && !can_run(keeper)
             });
             assert!(
-                !is_of_lease || !has_other || !knows_own,
-                "{id} is kept by a worker of its own"
+                !is_worse || !is_better || !knows_own,
+                "another worker is better for {id}"
             );
             let is_expected = is_possible && knows_own && connected.next().is_some();
             assert!(keeper.is_some() || !is_expected, "{id} has no keeper");
@@ -285,10 +282,7 @@ impl World {
                 let Some(known) = worker.known.as_ref() else {
                     return false;
                 };
-                let devices = known.devices.iter();
-                let fitting = devices.filter(|device| part.requirement.accepts(device));
-                fitting.count() >= part.devices
-                    && known.connected
+                known.connected
                     && !known.is_draining()
                     && !worker.unanswered.contains(&id)
                     && worker.id != source.0

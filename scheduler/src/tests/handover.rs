@@ -39,12 +39,55 @@ fn lease_ends_if_nobody_could_take_its_snapshots() {
         worker: WorkerId(1),
         name: "w1".into(),
     };
-    let small = [
-        (5, join(2, &[exact(8), flex(16)]), vec![]),
+    let alone = [
         (6, leaving(1), vec![]),
         (7, worker_left(1), vec![ended(1, 10, gone)]),
     ];
-    check(suspended_at_worker_1().into_iter().chain(small));
+    check(suspended_at_worker_1().into_iter().chain(alone));
+}
+
+/// Two hosts with different devices: the lease goes on when its host is back.
+#[test]
+fn worker_with_other_devices_keeps_the_snapshots_of_a_lost_one() {
+    let lost_1 = EndReason::NotReplaced {
+        gone: Box::new(lost(1)),
+        places: SnapshotPlaces::Keeper("w2".into()),
+    };
+    let waits = |reason| Command::Interrupted {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        reason,
+    };
+    let resumed = Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w2".into()],
+        needs_all: false,
+        cause: Some(lost(1)),
+    };
+    let replaced = [
+        (2, join(2, &[flex(16)]), vec![keep(10, 1, 2)]),
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (4, worker_left(1), vec![waits(lost_1)]),
+        (
+            5,
+            join(3, &[exact(16)]),
+            vec![hold(2, 10), resumed, keep(10, 2, 3)],
+        ),
+        (
+            6,
+            kept(2, &[(10, 3)]),
+            vec![
+                hold_part(3, 10, 0),
+                hold_part(2, 10, 0),
+                drop_snapshots(2, 10),
+                moved(1, 10, 1, 3, 0),
+                keep(10, 3, 2),
+            ],
+        ),
+    ];
+    let before = kept_by_worker_2().into_iter().take(4);
+    check(before.chain(replaced));
 }
 
 #[test]
@@ -300,7 +343,7 @@ fn lease_that_had_the_whole_pool_goes_on_when_a_worker_joins() {
                 drop_part(2, 0),
                 moved,
                 keep_part(10, 1, 2, 3),
-                keep(10, 4, 2),
+                keep(10, 4, 3),
             ]
         }),
     ];

@@ -32,11 +32,11 @@ fn lease_of_several_devices_moves_as_a_whole() {
         (0, join(1, &[exact(16), exact(16)]), vec![]),
         (0, attach(1), vec![]),
         (1, request_durable_of(2, 1, 1), vec![granted(1, 1, &here)]),
-        (1, join(2, &[exact(16)]), vec![]),
+        (1, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
         (
             2,
             join(3, &[exact(16), exact(8), exact(16), exact(16)]),
-            vec![keep(10, 1, 3)],
+            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
         ),
         (
             2,
@@ -49,7 +49,11 @@ fn lease_of_several_devices_moves_as_a_whole() {
             vec![granted_exact(1, 3, 2, 0), keep(30, 2, 3)],
         ),
         (3, worker_disconnected(1), vec![]),
-        (5_000, tick(), vec![moved_to(1, 10, 1, 3, &[0, 2])]),
+        (
+            5_000,
+            tick(),
+            vec![moved_to(1, 10, 1, 3, &[0, 2]), keep(10, 3, 2)],
+        ),
     ]);
 }
 
@@ -430,7 +434,7 @@ fn client_that_was_away_learns_where_its_lease_is() {
 }
 
 #[test]
-fn other_leases_have_no_keeper() {
+fn lease_of_devices_without_fingerprints_has_no_keeper() {
     let durable = |request: u64, devices, kind: &str| {
         let kind = Some(kind.into());
         let demand = Demand {
@@ -447,7 +451,7 @@ fn other_leases_have_no_keeper() {
         (0, join(1, &[exact(16), exact(16), cuda(8)]), vec![]),
         (0, join(2, &[exact(16), cuda(16)]), vec![]),
         (0, attach(1), vec![]),
-        (1, durable(1, 2, "flex"), vec![several]),
+        (1, durable(1, 2, "flex"), vec![several, keep(10, 1, 2)]),
         (
             2,
             durable(2, 1, "cuda"),
@@ -463,8 +467,13 @@ fn lease_does_not_move_to_a_device_with_less_memory() {
         (0, join(1, &[exact(16)]), vec![]),
         (0, attach(1), vec![]),
         (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
-        (2, join(2, &[exact(8)]), vec![]),
-        (3, join(3, &[exact(32)]), vec![keep(10, 1, 3)]),
+        // It only keeps the snapshots.
+        (2, join(2, &[exact(8)]), vec![keep(10, 1, 2)]),
+        (
+            3,
+            join(3, &[exact(32)]),
+            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
+        ),
     ]);
 }
 

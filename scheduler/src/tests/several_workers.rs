@@ -556,7 +556,12 @@ fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
         (
             8,
             released(2, 10),
-            vec![drop_part(1, 1), keep_part(10, 1, 3, 2)],
+            vec![
+                drop_part(3, 0),
+                keep(10, 1, 2),
+                drop_part(1, 1),
+                keep_part(10, 1, 3, 2),
+            ],
         ),
     ];
     check(kept_by_worker_3().into_iter().chain(steps));

@@ -178,7 +178,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     };
     let lost = format!("worker-{source}");
     assert!(
-        reason.contains(&lost) && reason.contains("no device became free"),
+        reason.contains(&lost) && reason.contains("no like device became free"),
         "{reason}"
     );
 }
@@ -198,7 +198,7 @@ fn lease_ends_if_it_cannot_go_on_in_time() {
     cluster.workers[source].kill();
     let error = ones.sum().try_into_data().unwrap_err().to_string();
     let reason = format!(
-        "no device became free for the lease at worker worker-{}",
+        "no like device became free for the lease, at worker worker-{}",
         1 - source
     );
     assert!(error.contains(&reason), "{error}");
