@@ -137,6 +137,8 @@ pub enum WorkerEvent {
         /// The parts of leases whose keepers have the snapshots, each with its keeper. All others of the
         /// worker have not.
         at_keepers: Vec<(PartId, WorkerId)>,
+        /// The parts of leases whose keepers have refused a snapshot, and stored none since.
+        refused: Vec<(PartId, WorkerId)>,
         /// The parts of suspended leases that the worker has handed over, or could not.
         handed_over: Vec<HandedOver>,
         /// The leases whose snapshots the worker itself has, and whether it also has room to hold

@@ -59,7 +59,8 @@ pub(crate) struct Lease {
     pub(crate) interrupted_at: Option<Timestamp>,
     /// What the lease had on each worker, if it is suspended.
     pub(crate) parts: Vec<SuspendedPart>,
-    /// The workers to which a handover has failed, each with the time until which it is not tried again.
+    /// The workers to which a handover has failed, or that have refused a snapshot, each with the time until
+    /// which others are preferred.
     pub(crate) avoided: BTreeMap<WorkerId, Timestamp>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,

@@ -127,7 +127,7 @@ impl Engine {
         !self.pool.is_connected(worker) && self.pool.silence(worker, self.now) < KEEPER_SILENCE
     }
 
-    /// Returns whether a handover of a lease to this worker has failed a short time ago.
+    /// Returns whether this worker has failed to receive snapshots of a lease a short time ago.
     pub(crate) fn is_avoided(&self, lease: &Lease, worker: WorkerId) -> bool {
         let until = lease.avoided.get(&worker);
         until.is_some_and(|until| self.now < *until)

@@ -25,6 +25,9 @@ pub(super) const KEEPER_SILENCE: Duration = Duration::from_secs(2);
 /// one, although it has not joined yet: twice the longest pause between a worker's attempts to join.
 pub(super) const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a worker that has refused a snapshot of a lease is the keeper only if there is no other one.
+const AVOID_REFUSING: Duration = Duration::from_secs(300);
+
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, unless a store has their
     /// snapshots, too, and lets others find another keeper.
@@ -52,6 +55,20 @@ impl Engine {
                 keeper.is_kept &= !is_source;
             }
             lease.kept_at.remove(&worker);
+        }
+    }
+
+    /// Records which keepers have refused snapshots that `worker` has sent, so that others take over.
+    pub(super) fn avoid_refusing(&mut self, worker: WorkerId, refused: &[(PartId, WorkerId)]) {
+        for (part, refusing) in refused {
+            let Some(lease) = self.leases.get_mut(part.lease) else {
+                continue;
+            };
+            let keeper = lease.keepers.get(&worker);
+            let is_its = keeper.is_some_and(|it| (it.worker, it.part) == (*refusing, part.index));
+            if is_its && !lease.is_suspended() {
+                lease.avoided.insert(*refusing, self.now + AVOID_REFUSING);
+            }
         }
     }
 
@@ -117,7 +134,8 @@ impl Engine {
     /// which the sessions could go on, then those that have nothing else of the lease, then those with
     /// free devices, and then those that keep the snapshots of the fewest leases. The present keeper gives
     /// way to another one if its stream has been down for a while, as it may be lost, if the sessions must
-    /// move soon and only the other one has free devices, or if they could go on at the other one only.
+    /// move soon and only the other one has free devices, if they could go on at the other one only, or if
+    /// it has refused a snapshot.
     /// Nobody if no other devices could take the place of those of `source`; `None` if one of these is not
     /// known.
     fn choose_keeper(
@@ -157,7 +175,10 @@ impl Engine {
         let candidates = self.pool.ids().filter(can_keep);
         let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
         let candidates: Vec<_> = candidates.collect();
-        let rank = |worker: &WorkerId| (!can_run(worker), is_of_lease(worker));
+        let rank = |worker: &WorkerId| {
+            let is_avoided = self.is_avoided(lease, *worker);
+            (is_avoided, !can_run(worker), is_of_lease(worker))
+        };
         let best_rank = candidates.iter().map(rank).min();
         let is_draining = self.pool.is_draining(source);
         let is_good = |worker: &WorkerId| {

@@ -40,11 +40,13 @@ impl Engine {
             WorkerEvent::Heartbeat => self.pool.beat(worker, self.now),
             WorkerEvent::SnapshotsKept {
                 at_keepers,
+                refused,
                 handed_over,
                 here,
                 in_store,
             } => {
                 self.set_kept(worker, &at_keepers, &here);
+                self.avoid_refusing(worker, &refused);
                 self.on_handed_over(worker, &handed_over);
                 self.set_stored(worker, &here, &in_store);
             }

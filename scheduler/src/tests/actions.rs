@@ -113,7 +113,19 @@ impl World {
                 is_done: all,
             })
         });
+        let running = self.engine.leases().iter().filter(|_| !all);
+        let running = running.filter(|(_, lease)| !lease.is_suspended());
+        // Some worker has no room for some lease.
+        let refused = running.flat_map(|(lease, known)| {
+            let keepers = known.keepers.values();
+            let refusing = keepers.filter(move |it| (lease.0 + it.worker.0).is_multiple_of(4));
+            refusing.map(move |keeper| {
+                let index = keeper.part;
+                (PartId { lease, index }, keeper.worker)
+            })
+        });
         let kept = WorkerEvent::SnapshotsKept {
+            refused: refused.collect(),
             handed_over: handed_over.collect(),
             at_keepers: at_keepers.collect(),
             here: here.collect(),

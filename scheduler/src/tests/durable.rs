@@ -121,6 +121,7 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
     let at_keepers: Vec<_> = at_keepers.collect();
     let kept = WorkerEvent::SnapshotsKept {
         handed_over: handed_over(&at_keepers, true),
+        refused: Vec::new(),
         at_keepers,
         here: here.collect(),
         in_store: BTreeSet::new(),
@@ -144,10 +145,23 @@ pub(super) fn not_handed_over(worker_id: u64, lease: u64, index: u32, keeper: u6
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
         handed_over: handed_over(&[(part(lease, index), WorkerId(keeper))], false),
+        refused: Vec::new(),
         here: BTreeMap::new(),
         in_store: BTreeSet::new(),
     };
     worker(worker_id, kept)
+}
+
+/// A worker reports that the keeper of a lease has refused a snapshot.
+fn refused(worker_id: u64, lease: u64, keeper: u64) -> Event {
+    let refused = WorkerEvent::SnapshotsKept {
+        at_keepers: Vec::new(),
+        refused: vec![(part(lease, 0), WorkerId(keeper))],
+        handed_over: Vec::new(),
+        here: BTreeMap::new(),
+        in_store: BTreeSet::new(),
+    };
+    worker(worker_id, refused)
 }
 
 /// A client reports whether it could go on with a lease from snapshots.
@@ -226,6 +240,39 @@ fn keeper_is_another_worker_with_an_equal_device() {
             vec![end_lease(1, 10), drop_snapshots(3, 10)],
         ),
     ]);
+}
+
+#[test]
+fn keeper_that_refuses_a_snapshot_gives_way_to_another() {
+    let refusals = [
+        // There is no other one.
+        (3, refused(1, 10, 2), vec![]),
+        (
+            4,
+            join(3, &[flex(16)]),
+            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
+        ),
+        // Of an earlier keeper.
+        (5, refused(1, 10, 2), vec![]),
+        (
+            6,
+            join(4, &[exact(16)]),
+            vec![drop_snapshots(3, 10), keep(10, 1, 4)],
+        ),
+        (
+            7,
+            refused(1, 10, 4),
+            vec![drop_snapshots(4, 10), keep(10, 1, 3)],
+        ),
+        // Now worker 2 may have room.
+        (300_002, beat(1), vec![]),
+        (
+            300_003,
+            beat(1),
+            vec![drop_snapshots(3, 10), keep(10, 1, 2)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(refusals));
 }
 
 #[test]

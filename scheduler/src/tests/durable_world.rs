@@ -227,7 +227,10 @@ impl World {
             let is_connected =
                 |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
             let mut connected = keepers.into_iter().filter(|it| is_connected(it));
-            let is_better = connected.clone().any(can_run);
+            let is_good = |worker: &SimWorker| {
+                can_run(worker) && !self.engine.is_avoided(lease, WorkerId(worker.id))
+            };
+            let is_better = connected.clone().any(is_good);
             let knows_own = own_worker.is_some_and(|it| it.connected);
             // One from a record may yet join.
             let is_worse = keeper.is_some_and(|it| {

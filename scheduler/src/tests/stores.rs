@@ -26,6 +26,7 @@ fn in_store(worker_id: u64, leases: &[u64]) -> Event {
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
         handed_over: Vec::new(),
+        refused: Vec::new(),
         here: leases.iter().map(|id| (LeaseId(*id), true)).collect(),
         in_store: leases.iter().copied().map(LeaseId).collect(),
     };
@@ -143,6 +144,7 @@ fn keeper_with_the_snapshots_is_chosen_before_a_worker_that_would_load_them() {
     let both = WorkerEvent::SnapshotsKept {
         at_keepers: vec![(part(10, 0), WorkerId(3))],
         handed_over: Vec::new(),
+        refused: Vec::new(),
         here: [(LeaseId(10), true)].into(),
         in_store: [LeaseId(10)].into(),
     };
@@ -279,6 +281,7 @@ fn store_has_the_snapshots_of_a_lease_that_is_being_loaded() {
     let nothing = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
         handed_over: Vec::new(),
+        refused: Vec::new(),
         here: [].into(),
         in_store: BTreeSet::new(),
     };

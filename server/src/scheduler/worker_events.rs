@@ -154,7 +154,7 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
 /// its snapshot store. Takes at most two entries of the former for each of [`MAX_DEVICES`] leases, as
 /// many as a worker can have.
 pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64]) -> WorkerEvent {
-    let (mut at_keepers, mut handed_over) = (Vec::new(), Vec::new());
+    let (mut at_keepers, mut refused, mut handed_over) = (Vec::new(), Vec::new(), Vec::new());
     let mut here = BTreeMap::new();
     for kept in leases.iter().take(2 * MAX_DEVICES) {
         let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
@@ -162,6 +162,7 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
         let part = PartId { lease, index };
         match kept.handover {
             0 if keeper == worker => drop(here.insert(lease, !kept.without_room)),
+            0 if kept.failed => refused.push((part, keeper)),
             0 => at_keepers.push((part, keeper)),
             number => handed_over.push(HandedOver {
                 part,
@@ -174,6 +175,7 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
     let in_store = in_store.iter().take(MAX_DEVICES).copied();
     WorkerEvent::SnapshotsKept {
         at_keepers,
+        refused,
         handed_over,
         here,
         in_store: in_store.map(LeaseId).collect(),

@@ -184,6 +184,26 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
 }
 
 #[test]
+fn keeper_without_room_gives_way_to_another() {
+    let mut cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+    assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
+    let administrator = Administrator::of(&cluster);
+    cluster.add_worker_with("flex", &["--snapshot-memory", "0"]);
+    cluster.wait("the first keeper to refuse a snapshot", || {
+        let log = cluster.workers[0].log();
+        log.contains("the keeper has not kept a snapshot")
+    });
+    cluster.add_worker("flex");
+    administrator.wait("the snapshots at the other worker", || {
+        administrator.leases()[0]["move_to"] == "worker-2"
+    });
+    cluster.workers[0].kill();
+    assert_eq!(ones.sum().into_scalar::<f32>(), 4.0);
+}
+
+#[test]
 fn lease_ends_if_it_cannot_go_on_in_time() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let pool = cluster.pool();

@@ -20,6 +20,8 @@ pub(super) struct CopyProgress<P> {
     /// What the place has of each session.
     stored: HashMap<SessionId, StoredMarks>,
     is_unknown: bool,
+    /// Whether the place has refused a snapshot, and stored none since.
+    has_refused: bool,
 }
 
 impl<P> Default for CopyProgress<P> {
@@ -29,6 +31,7 @@ impl<P> Default for CopyProgress<P> {
             counted: HashMap::new(),
             stored: HashMap::new(),
             is_unknown: false,
+            has_refused: false,
         }
     }
 }
@@ -53,7 +56,7 @@ impl StoredMarks {
 impl<P: Copy> CopyProgress<P> {
     /// Records a connection to `place`.
     pub(super) fn connected(&mut self, place: P) {
-        self.place = Some(place);
+        (self.place, self.has_refused) = (Some(place), false);
     }
 
     /// Records that the connection to the place has ended.
@@ -77,9 +80,20 @@ impl<P: Copy> CopyProgress<P> {
     /// Records which snapshots of a session the place has. Returns whether it had none from which the
     /// session could go on.
     pub(super) fn stored(&mut self, session: SessionId, stored: StoredMarks) -> bool {
+        self.has_refused = false;
         let had_one = self.has(session);
         self.stored.insert(session, stored);
         !had_one
+    }
+
+    /// Records that the place has refused a snapshot. Returns whether it had not refused the one before.
+    pub(super) fn refused(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_refused, true)
+    }
+
+    /// Returns the place if it has refused the last snapshot.
+    pub(super) fn refusing_place(&self) -> Option<P> {
+        self.place.filter(|_| self.has_refused)
     }
 
     /// Returns whether the session could go on at the place.

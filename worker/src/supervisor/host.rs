@@ -143,8 +143,8 @@ impl LeaseHost for Supervisor {
     }
 
     fn kept_leases(&self) -> Vec<KeptLease> {
-        let leases = lock(&self.leases);
-        let leases = leases.values().map(|running| {
+        let running = lock(&self.leases);
+        let leases = running.values().map(|running| {
             let live_sessions = lock(&running.report).live_sessions as usize;
             let keeper = lock(&running.progress).place_of_all(live_sessions);
             (running.part, live_sessions, keeper)
@@ -160,10 +160,21 @@ impl LeaseHost for Supervisor {
                 ..KeptLease::default()
             })
         });
+        let refused = running.values().filter_map(|running| {
+            let keeper = lock(&running.progress).refusing_place()?;
+            Some(KeptLease {
+                lease_id: running.part.lease.0,
+                keeper_id: keeper.0,
+                part: running.part.index,
+                failed: true,
+                ..KeptLease::default()
+            })
+        });
+        let refused: Vec<_> = refused.collect();
         let here = self.leases_kept_here(&leases).into_iter();
         let handovers = lock(&self.handovers);
         let at_keepers = at_keepers.chain(handovers.ended());
-        at_keepers.chain(here).collect()
+        at_keepers.chain(refused).chain(here).collect()
     }
 
     fn leases_in_store(&self) -> Vec<LeaseId> {

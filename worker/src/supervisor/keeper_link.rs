@@ -338,6 +338,10 @@ impl KeeperLink {
             return;
         }
         sent.refused(session);
+        if self.marks.refused() {
+            // Another worker may have room.
+            self.supervisor.reports.notify_one();
+        }
         if is_pending {
             self.marks.give_up_soon(session, id.mark);
         }

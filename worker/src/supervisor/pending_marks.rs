@@ -78,6 +78,11 @@ impl<P: Copy> PendingMarks<P> {
         lock(&self.progress).stored(session, stored)
     }
 
+    /// Records that the place has refused a snapshot. Returns whether it had not refused the one before.
+    pub(super) fn refused(&self) -> bool {
+        lock(&self.progress).refused()
+    }
+
     /// Forgets a session that has ended.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.pending.remove(&session);
