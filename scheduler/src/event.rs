@@ -107,8 +107,19 @@ pub struct HandedOver {
     pub keeper: WorkerId,
     /// The number of the handover, from the command.
     pub number: u64,
-    /// Whether the keeper has the snapshots, or will not get them from this worker.
-    pub is_done: bool,
+    /// What has become of it.
+    pub outcome: HandoverOutcome,
+}
+
+/// What has become of a handover of snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandoverOutcome {
+    /// The keeper has the snapshots.
+    Done,
+    /// The keeper will not get them from this worker.
+    Failed,
+    /// This worker does not have them.
+    Missing,
 }
 
 /// A message from a worker, or the end of its stream.

@@ -35,7 +35,7 @@ pub use device::{Demand, DeviceFingerprint, DeviceSpec, Durability, Inventory, R
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HandedOver,
-    HeldDevice, Outages, Registration, StreamId, Suspender, WorkerEvent,
+    HandoverOutcome, HeldDevice, Outages, Registration, StreamId, Suspender, WorkerEvent,
 };
 pub use lease::SuspendedPart;
 pub use options::Options;

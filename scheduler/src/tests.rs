@@ -34,9 +34,9 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId
 use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
-    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HeldDevice,
-    LeasedDevice, Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces, StreamId,
-    Suspender, Timestamp, WorkerEvent,
+    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
+    HeldDevice, LeasedDevice, Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces,
+    StreamId, Suspender, Timestamp, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.

@@ -58,8 +58,8 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns whether this worker has snapshots of suspended leases.
-    fn has_suspended_leases(&self) -> bool {
+    /// Returns whether this worker has snapshots of leases that are suspended, or whose worker may be lost.
+    fn has_waiting_leases(&self) -> bool {
         false
     }
 

@@ -27,8 +27,8 @@ use crate::{
 /// How long the processes that run no lease may take to exit when the worker stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a worker that drains, has snapshots of suspended leases and nothing else to do waits for the
-/// scheduler's request to hand them over: longer than the scheduler waits for marks of the leases that
+/// How long a worker that drains, has snapshots of leases without devices and nothing else to do waits for
+/// the scheduler's request to hand them over: longer than the scheduler waits for marks of the leases that
 /// are to move away.
 const HANDOVER_REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -164,7 +164,7 @@ impl Worker {
                     idle_since = Instant::now();
                 }
                 // The scheduler may yet request that they are handed over.
-                let must_wait = match self.host.has_suspended_leases() {
+                let must_wait = match self.host.has_waiting_leases() {
                     true => idle_since.elapsed() < HANDOVER_REQUEST_TIMEOUT,
                     false => self.host.live_session_count() > 0,
                 };

@@ -5,6 +5,8 @@
 //! free devices, which are held back for the lease while the worker receives the snapshots
 //! (`handover.rs`).
 
+use std::cmp::Reverse;
+
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
@@ -30,6 +32,47 @@ impl Engine {
             .zip(&lease.parts)
             .map(|(index, part)| self.candidates_for(id, lease, index, part, held));
         assign(&candidates.collect::<Vec<_>>())
+    }
+
+    /// Returns a worker for each part of a lease that was resumed and finds too few free devices anywhere,
+    /// as far as there are: those whose free devices to hold back until more are free. All are different,
+    /// and could run their part.
+    pub(super) fn waiting_places(&self, id: LeaseId, lease: &Lease) -> Vec<(usize, WorkerId)> {
+        let candidates = (0..).zip(&lease.parts).map(|(index, part)| {
+            let with_snapshots = self.holders_and_loaders(part);
+            let can_be_sent = self.source_of(id, lease, index, part).is_some();
+            let (requirement, count) = (&part.requirement, part.devices);
+            let could_go_on = |worker: &WorkerId| {
+                let can_get = || can_be_sent && !self.is_avoided(lease, *worker);
+                self.pool.can_run(*worker, requirement, count)
+                    && !self.pool.is_ending(*worker, id)
+                    && (with_snapshots.contains(worker) || can_get())
+            };
+            let mut workers: Vec<_> = self.pool.ids().filter(could_go_on).collect();
+            workers.sort_by_cached_key(|worker| {
+                let free = self.pool.fitting(*worker, id, requirement, count);
+                let lacks_snapshots = !with_snapshots.contains(worker);
+                (Reverse(free.len()), *worker != part.source, lacks_snapshots)
+            });
+            workers
+        });
+        let candidates: Vec<_> = candidates.collect();
+        if let Some(all) = assign(&candidates) {
+            return all.into_iter().enumerate().collect();
+        }
+        let mut places = Vec::new();
+        // Those first that can be where they were.
+        let mut parts: Vec<_> = (0..candidates.len()).collect();
+        parts.sort_by_key(|part| !candidates[*part].contains(&lease.parts[*part].source));
+        for part in parts {
+            let is_taken = |worker: &WorkerId| places.iter().any(|(_, taken)| taken == worker);
+            let source = lease.parts[part].source;
+            let own = candidates[part].iter().filter(|worker| **worker == source);
+            let mut workers = own.chain(&candidates[part]);
+            let place = workers.find(|worker| !is_taken(worker)).copied();
+            places.extend(place.map(|worker| (part, worker)));
+        }
+        places
     }
 
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
@@ -79,9 +122,9 @@ impl Engine {
         }
     }
 
-    /// Returns the workers with enough free devices for a part of a lease, the best first: the one where
-    /// the part ran; those that have its snapshots, or get them already; those with devices of the same
-    /// fingerprint. The worker of another part is the last.
+    /// Returns the workers with enough free devices for a part of a lease, the best first: the one that gets
+    /// its snapshots already; the one where the part ran; those that have its snapshots; those with devices
+    /// of the same fingerprint. The worker of another part is the last.
     fn candidates_for(
         &self,
         id: LeaseId,
@@ -97,8 +140,12 @@ impl Engine {
             let (requirement, count) = (&part.requirement, part.devices);
             let free = self.pool.free_fitting(*worker, id, requirement, count);
             let is_receiving = receiving == Some(*worker);
-            // It need not begin anew if its stream breaks for a moment.
-            let is_away = is_receiving && self.is_away_briefly(*worker);
+            // A handover need not begin anew if a stream breaks for a moment.
+            let is_part_of_handover = is_receiving
+                || !lease.keepers.is_empty()
+                    && with_snapshots.contains(worker)
+                    && self.pool.can_run(*worker, requirement, count);
+            let is_away = is_part_of_handover && self.is_away_briefly(*worker);
             let can_get = || {
                 can_be_sent
                     && !self.is_avoided(lease, *worker)
@@ -117,7 +164,7 @@ impl Engine {
                 .has_equal(*worker, &part.requirement, part.devices);
             let lacks_snapshots = !with_snapshots.contains(worker);
             let is_new = receiving != Some(*worker);
-            (!is_own, is_of_other, lacks_snapshots, is_new, differs)
+            (is_new, !is_own, is_of_other, lacks_snapshots, differs)
         });
         workers
     }

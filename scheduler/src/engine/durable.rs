@@ -191,13 +191,14 @@ impl Engine {
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
         let recorded = present.filter(|worker| self.may_yet_join(*worker));
         let is_soon = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
+        let known = present.filter(|worker| self.pool.contains(*worker));
         let present = present.filter(can_keep);
         let keeper = match present.filter(is_good) {
             // The recorded keeper has snapshots, and is likely to join.
             None if is_soon && recorded.is_some() => recorded,
             Some(present) => Some(present),
             // Another worker would get no snapshots as long as the lease's worker has no stream.
-            None if !self.pool.is_connected(source) => present.or(recorded),
+            None if !self.pool.is_connected(source) => known.or(recorded),
             None => {
                 let best = candidates.into_iter().min_by_key(|worker| {
                     let leases = kept.get(worker).copied().unwrap_or_default();

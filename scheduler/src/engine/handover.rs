@@ -12,9 +12,10 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::durable::RECORDED_KEEPER_TIMEOUT;
-use super::suspension::MAX_HELD;
-use crate::event::HandedOver;
+use super::suspension::{MAX_HELD, have_snapshots};
+use crate::event::{HandedOver, HandoverOutcome};
 use crate::lease::{Keeper, Lease};
+use crate::reason::EndReason;
 
 /// How long a worker gets no snapshots of a lease after a handover to it has failed: it may have no room for
 /// them, or the two workers cannot reach each other.
@@ -106,16 +107,37 @@ impl Engine {
             if !is_its {
                 continue;
             }
-            match report.is_done {
-                true if self.pool.is_connected(report.keeper) => {
+            match report.outcome {
+                HandoverOutcome::Done if self.pool.is_connected(report.keeper) => {
                     self.finish_handover(id, index, source, report.keeper);
                 }
-                true => {}
-                false => {
+                HandoverOutcome::Done => {}
+                HandoverOutcome::Failed => {
                     lease.avoided.insert(report.keeper, self.now + RETRY_AFTER);
                     self.withdraw_handover(id, source);
                 }
+                HandoverOutcome::Missing => self.remove_holder(id, index, source),
             }
+        }
+    }
+
+    /// Removes a worker from the holders of a part that does not have its snapshots. Ends the lease if there
+    /// is no other one.
+    fn remove_holder(&mut self, id: LeaseId, index: u32, source: WorkerId) {
+        self.withdraw_handover(id, source);
+        let Some(lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        if let Some(part) = lease.parts.get_mut(index as usize) {
+            part.holders.retain(|holder| *holder != source);
+        }
+        if !have_snapshots(&lease.parts) {
+            let name = self.pool.get(source).map(|known| known.name().to_owned());
+            let reason = EndReason::SnapshotsLost {
+                worker: source,
+                name: name.unwrap_or_default(),
+            };
+            self.end_lease(id, Some(reason));
         }
     }
 
@@ -190,7 +212,6 @@ impl Engine {
         let can_hold = |worker: &WorkerId| {
             *worker != source
                 && destination.is_none_or(|it| it == *worker)
-                && !self.is_avoided(lease, *worker)
                 && !self.pool.is_ending(*worker, id)
                 && self.pool.stays(*worker)
         };
@@ -219,6 +240,8 @@ impl Engine {
         let best = candidates.min_by_key(|worker| {
             let has_other_part = of_others.contains(worker);
             (
+                // Better than to lose them with the worker that drains.
+                self.is_avoided(lease, *worker),
                 !can_run(*worker),
                 !has_free(*worker),
                 has_other_part,

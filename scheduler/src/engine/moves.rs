@@ -299,23 +299,30 @@ impl Engine {
             let free = free.flatten().collect();
             return self.pool.hold_back(id, free);
         }
-        let mut held = BTreeSet::new();
-        for place in self.places(id, lease) {
-            let workers = place.workers.iter().map(|candidate| candidate.worker);
-            let free = workers
-                .filter(|worker| !held.contains(worker))
-                .map(|worker| {
-                    let count = place.devices;
-                    (
-                        worker,
-                        self.pool.fitting(worker, id, &place.requirement, count),
-                    )
-                });
-            if let Some((worker, most)) = free.max_by_key(|(_, free)| free.len()) {
-                held.insert(worker);
-                self.pool.hold_back(id, most);
-            }
+        if matches!(lease.standing, Standing::Resuming { .. }) {
+            let places = self.waiting_places(id, lease).into_iter();
+            let free = places.flat_map(|(part, worker)| {
+                let SuspendedPart {
+                    requirement,
+                    devices,
+                    ..
+                } = &lease.parts[part];
+                self.pool.fitting(worker, id, requirement, *devices)
+            });
+            let free = free.collect();
+            return self.pool.hold_back(id, free);
         }
+        // A lost lease, of one worker.
+        let places = self.places(id, lease);
+        let free = places.iter().flat_map(|place| {
+            let (requirement, count) = (&place.requirement, place.devices);
+            let workers = place.workers.iter().map(|candidate| candidate.worker);
+            let workers = workers.filter(|worker| self.pool.can_run(*worker, requirement, count));
+            let free = workers.map(|worker| self.pool.fitting(worker, id, requirement, count));
+            free.max_by_key(Vec::len).unwrap_or_default()
+        });
+        let free = free.collect();
+        self.pool.hold_back(id, free);
     }
 
     /// Reports to the client of a lease without devices that the lease waits, if the client does not

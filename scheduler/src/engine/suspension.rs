@@ -175,6 +175,7 @@ impl Engine {
             return;
         };
         lease.lease_devices.clear();
+        lease.avoided.clear();
         lease.kept_at.clear();
         lease.keepers.clear();
         lease.stored.clear();
@@ -351,7 +352,7 @@ impl Engine {
 
 /// Returns whether each part of a lease has a holder, or is in a store. One worker may hold several parts,
 /// although these cannot go on there at the same time.
-fn have_snapshots(parts: &[SuspendedPart]) -> bool {
+pub(super) fn have_snapshots(parts: &[SuspendedPart]) -> bool {
     let has_them = |part: &SuspendedPart| part.store.is_some() || !part.holders.is_empty();
     parts.iter().all(has_them)
 }

@@ -110,7 +110,10 @@ impl World {
                 },
                 keeper: keeper.worker,
                 number: keeper.handover,
-                is_done: all,
+                outcome: match all {
+                    true => HandoverOutcome::Done,
+                    false => HandoverOutcome::Failed,
+                },
             })
         });
         let running = self.engine.leases().iter().filter(|_| !all);

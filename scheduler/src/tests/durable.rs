@@ -120,7 +120,7 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
     let at_keepers = others.map(|&(lease, index, keeper)| (part(lease, index), WorkerId(keeper)));
     let at_keepers: Vec<_> = at_keepers.collect();
     let kept = WorkerEvent::SnapshotsKept {
-        handed_over: handed_over(&at_keepers, true),
+        handed_over: handed_over(&at_keepers, HandoverOutcome::Done),
         refused: Vec::new(),
         at_keepers,
         here: here.collect(),
@@ -130,21 +130,26 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
 }
 
 /// Reports of handovers to these workers.
-fn handed_over(at_keepers: &[(PartId, WorkerId)], is_done: bool) -> Vec<HandedOver> {
+fn handed_over(at_keepers: &[(PartId, WorkerId)], outcome: HandoverOutcome) -> Vec<HandedOver> {
     let handed_over = at_keepers.iter().map(|&(part, keeper)| HandedOver {
         part,
         keeper,
         number: 0,
-        is_done,
+        outcome,
     });
     handed_over.collect()
 }
 
-/// A worker reports that it could not hand a part of a lease over.
-pub(super) fn not_handed_over(worker_id: u64, lease: u64, index: u32, keeper: u64) -> Event {
+/// A worker reports that it could not hand the first part of a lease over.
+pub(super) fn not_handed_over(
+    worker_id: u64,
+    lease: u64,
+    keeper: u64,
+    outcome: HandoverOutcome,
+) -> Event {
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
-        handed_over: handed_over(&[(part(lease, index), WorkerId(keeper))], false),
+        handed_over: handed_over(&[(part(lease, 0), WorkerId(keeper))], outcome),
         refused: Vec::new(),
         here: BTreeMap::new(),
         in_store: BTreeSet::new(),

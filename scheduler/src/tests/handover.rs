@@ -384,12 +384,12 @@ fn handover_that_fails_is_tried_with_another_worker() {
         (8, join(3, &[exact(16)]), vec![]),
         (
             9,
-            not_handed_over(1, 10, 0, 2),
+            not_handed_over(1, 10, 2, HandoverOutcome::Failed),
             vec![drop_snapshots(2, 10), hold_part(1, 10, 0), keep(10, 1, 3)],
         ),
         (
             10,
-            not_handed_over(1, 10, 0, 3),
+            not_handed_over(1, 10, 3, HandoverOutcome::Failed),
             vec![drop_snapshots(3, 10), hold_part(1, 10, 0)],
         ),
         // Their devices are not held back meanwhile.
@@ -453,4 +453,88 @@ fn keeper_that_drains_hands_a_lost_lease_over() {
         ),
     ];
     check(kept_by_worker_2().into_iter().chain(drained));
+}
+
+#[test]
+fn draining_worker_goes_on_trying_to_hand_over() {
+    let failed = [
+        (6, leaving(1), vec![keep(10, 1, 2)]),
+        (
+            7,
+            not_handed_over(1, 10, 2, HandoverOutcome::Failed),
+            vec![drop_snapshots(2, 10), hold_part(1, 10, 0), keep(10, 1, 2)],
+        ),
+        (
+            8,
+            kept(1, &[(10, 2)]),
+            vec![hold_part(2, 10, 0), drop_snapshots(1, 10)],
+        ),
+    ];
+    check(worker_2_beside_the_holder().into_iter().chain(failed));
+}
+
+#[test]
+fn lease_ends_if_its_only_holder_lacks_the_snapshots() {
+    let gone = EndReason::SnapshotsLost {
+        worker: WorkerId(1),
+        name: "w1".into(),
+    };
+    let missing = [
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        (
+            8,
+            not_handed_over(1, 10, 2, HandoverOutcome::Missing),
+            vec![
+                drop_snapshots(2, 10),
+                hold_part(1, 10, 0),
+                ended(1, 10, gone),
+            ],
+        ),
+    ];
+    check(
+        resumed_while_its_holder_is_busy()
+            .into_iter()
+            .chain(missing),
+    );
+}
+
+/// The stream of the worker that sends breaks for a moment: it also has the other part.
+#[test]
+fn handover_goes_on_if_the_stream_of_a_holder_breaks() {
+    let broke = [
+        (
+            3,
+            worker_left(1),
+            vec![end_and_keep(2, 10), waits_because(lost(1), &["w2"])],
+        ),
+        (4, released(2, 10), vec![]),
+        (5, join(3, &[exact(16), exact(16)]), vec![keep(10, 2, 3)]),
+        (6, worker_disconnected(2), vec![]),
+        (7, attach(2), vec![]),
+        (7, request(2, 2, 2), vec![queued(2, 2, 1)]),
+        (8, join(2, &[exact(16)]), vec![hold(2, 10), keep(10, 2, 3)]),
+    ];
+    check(kept_by_each_other().into_iter().chain(broke));
+}
+
+/// The devices of a lease that had the whole pool are held back until the other worker is replaced.
+#[test]
+fn lease_keeps_its_place_at_the_worker_that_is_left() {
+    let waits = [
+        (
+            3,
+            worker_left(1),
+            vec![end_and_keep(2, 10), waits_because(lost(1), &["w2"])],
+        ),
+        (4, released(2, 10), vec![]),
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![queued(2, 2, 1)]),
+        // It could run no part.
+        (
+            6,
+            join(3, &[flex(16)]),
+            vec![granted(2, 2, &[(3, 0, flex(16))])],
+        ),
+    ];
+    check(kept_by_each_other().into_iter().chain(waits));
 }

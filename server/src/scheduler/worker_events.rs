@@ -13,8 +13,8 @@ use tensord_proto::{
     v1::{self, Error, ErrorCode},
 };
 use tensord_scheduler::{
-    DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HandedOver, HeldDevice, Outages,
-    Registration, WorkerEvent,
+    DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HandedOver, HandoverOutcome, HeldDevice,
+    Outages, Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint};
 
@@ -168,7 +168,11 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
                 part,
                 keeper,
                 number,
-                is_done: !kept.failed,
+                outcome: match (kept.missing, kept.failed) {
+                    (true, _) => HandoverOutcome::Missing,
+                    (false, true) => HandoverOutcome::Failed,
+                    (false, false) => HandoverOutcome::Done,
+                },
             }),
         }
     }

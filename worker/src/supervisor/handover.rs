@@ -1,8 +1,9 @@
-//! Hands the snapshots of suspended leases over to other workers, as the scheduler requests when this
-//! worker drains.
+//! Hands the snapshots of suspended leases over to other workers, as the scheduler requests: when this
+//! worker drains, or when such a lease can go on only where its snapshots are not.
 //!
 //! The scheduler names a keeper for such a lease, as it does for leases that run. When the keeper has
-//! all snapshots, this worker reports that, and the scheduler has it drop its own.
+//! all snapshots, this worker reports that; it reports as well if it gives up. If it drains, the scheduler
+//! then has it drop its own.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -47,6 +48,8 @@ enum HandoverState {
     Done,
     /// It does not, and will not get them.
     Failed,
+    /// They are not here.
+    Missing,
 }
 
 impl Handovers {
@@ -86,11 +89,10 @@ impl Handovers {
         all.for_each(drop);
     }
 
-    /// Returns whether a handover is not over. One that has failed may be requested again, with another
-    /// keeper.
+    /// Returns whether a handover is not over. One that has failed will be requested again.
     pub(super) fn has_pending(&self) -> bool {
         let mut handovers = self.0.values();
-        handovers.any(|handover| handover.state != HandoverState::Done)
+        handovers.any(|it| matches!(it.state, HandoverState::Pending | HandoverState::Failed))
     }
 
     /// Returns the handovers that are over, for the scheduler.
@@ -103,6 +105,7 @@ impl Handovers {
             part: part.index,
             handover: handover.number,
             failed: handover.state == HandoverState::Failed,
+            missing: handover.state == HandoverState::Missing,
             ..KeptLease::default()
         })
     }
@@ -115,7 +118,7 @@ impl Supervisor {
         lock(&self.handovers).begin(part, number, keeper.id);
         match lock(&self.kept_for_others).holds(part) {
             true => self.queue(Job::HandOver(part, number, Box::new(keeper))),
-            false => self.finish_handover(part, number, HandoverState::Failed),
+            false => self.finish_handover(part, number, HandoverState::Missing),
         }
     }
 
@@ -128,11 +131,10 @@ impl Supervisor {
                 return;
             }
             let snapshots = lock(&self.kept_for_others).snapshots_of(part);
-            let sent = match snapshots.is_empty() {
-                true => Err("they are not here any more".into()),
-                false => self.send_all(part, &keeper, &snapshots).await,
-            };
-            let Err(reason) = sent else {
+            if snapshots.is_empty() {
+                return self.finish_handover(part, number, HandoverState::Missing);
+            }
+            let Err(reason) = self.send_all(part, &keeper, &snapshots).await else {
                 info!(%lease, "worker {} holds the snapshots of the suspended lease, too", keeper.name);
                 return self.finish_handover(part, number, HandoverState::Done);
             };

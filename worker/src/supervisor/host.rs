@@ -137,9 +137,9 @@ impl LeaseHost for Supervisor {
         lock(&self.handovers).has_pending()
     }
 
-    fn has_suspended_leases(&self) -> bool {
+    fn has_waiting_leases(&self) -> bool {
         let is_ending = lock(&self.leases).values().any(|lease| lease.is_suspended);
-        is_ending || !lock(&self.kept_for_others).held().is_empty()
+        is_ending || lock(&self.kept_for_others).has_waiting()
     }
 
     fn kept_leases(&self) -> Vec<KeptLease> {

@@ -189,6 +189,14 @@ impl KeptForOthers {
         self.held.iter().copied().collect()
     }
 
+    /// Returns whether there are snapshots of a suspended lease, or of a part of a lease whose worker has no
+    /// connection.
+    pub(super) fn has_waiting(&self) -> bool {
+        let orphans = self.orphans(Instant::now(), Duration::ZERO);
+        let mut orphans = orphans.iter();
+        !self.held.is_empty() || orphans.any(|(_, part)| self.snapshots.has(*part))
+    }
+
     /// Returns the bytes for which there is room.
     pub(super) fn free_bytes(&self) -> u64 {
         let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
