@@ -43,7 +43,7 @@ pub(crate) struct Lease {
     /// pool's default.
     pub(crate) recover_within: Option<Duration>,
     /// Who keeps the snapshots of the sessions on each of the lease's workers; while the lease is
-    /// suspended, to whom each holder that drains hands its snapshots over.
+    /// suspended, to whom a holder hands its snapshots over.
     pub(crate) keepers: BTreeMap<WorkerId, Keeper>,
     /// Where else the sessions on each of the lease's workers could go on: the snapshot store that has
     /// their snapshots, as the worker has reported.
@@ -111,6 +111,25 @@ pub(crate) struct Keeper {
     /// Whether it has the snapshots from which the sessions would go on, as the lease's worker has
     /// reported.
     pub(crate) is_kept: bool,
+    /// The keeper before, which has the snapshots, until this one has them.
+    pub(crate) previous: Option<WorkerId>,
+}
+
+impl Keeper {
+    /// Returns the workers that have snapshots of the part, or get them, with the part.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, u32)> + use<> {
+        let part = self.part;
+        let workers = [Some(self.worker), self.previous].into_iter();
+        workers.flatten().map(move |worker| (worker, part))
+    }
+
+    /// Returns the worker that has the snapshots, if one has.
+    pub(crate) fn with_snapshots(&self) -> Option<WorkerId> {
+        match self.is_kept {
+            true => Some(self.worker),
+            false => self.previous,
+        }
+    }
 }
 
 /// The snapshot store that has the snapshots from which the sessions on one worker of a lease would go
@@ -269,8 +288,9 @@ impl Lease {
     /// Returns the workers that keep snapshots of the lease for others, or hold them while the lease is
     /// suspended.
     pub(crate) fn keepers_and_holders(&self) -> BTreeSet<WorkerId> {
-        let keepers = self.keepers.values().map(|keeper| keeper.worker);
-        keepers.chain(self.holders()).collect()
+        let keepers = self.keepers.values();
+        let keepers = keepers.flat_map(|keeper| [Some(keeper.worker), keeper.previous]);
+        keepers.flatten().chain(self.holders()).collect()
     }
 
     /// Returns how long the lease may wait for devices after a worker or a process of it was lost.

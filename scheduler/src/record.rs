@@ -163,6 +163,7 @@ impl LeaseRecord {
                 requirement: it.requirement,
                 is_announced: false,
                 is_kept: it.is_kept,
+                previous: None,
             };
             (it.source, keeper)
         };

@@ -35,6 +35,9 @@ impl Engine {
         let mut over = Vec::new();
         for (id, lease) in self.leases.iter_mut() {
             let keepers = lease.keepers.len();
+            for keeper in lease.keepers.values_mut() {
+                keeper.previous = keeper.previous.filter(|previous| *previous != worker);
+            }
             lease.keepers.retain(|_, keeper| keeper.worker != worker);
             if lease.keepers.len() < keepers && lease.only_stored().is_none() {
                 over.extend(lease.lost().map(|lost| (id, lost.clone())));
@@ -113,20 +116,48 @@ impl Engine {
                 Some(before) => {
                     chosen.is_announced = before.is_announced;
                     chosen.is_kept = before.is_kept;
+                    chosen.previous = before.previous;
                 }
                 None => *kept.entry(chosen.worker).or_default() += 1,
             }
             lease.keepers.insert(source, chosen);
         }
         if let Some(before) = before.filter(|before| !stays(&before)) {
-            let mut others = lease.keepers.values();
-            let keeps_other_part = others.any(|keeper| keeper.worker == before.worker);
-            match keeps_other_part || lease.workers().contains(&before.worker) {
-                true => self.drop_part(before.worker, id, before.part),
-                false => self.drop_snapshots(before.worker, id),
-            }
+            self.replace_keeper(id, source, before);
         }
         self.announce_keeper(id, source);
+    }
+
+    /// Has the keeper before the present one drop its snapshots; if they are complete, not before the
+    /// present one has them.
+    fn replace_keeper(&mut self, id: LeaseId, source: WorkerId, before: Keeper) {
+        let is_here = |worker: &WorkerId| self.pool.is_connected(*worker);
+        let with_snapshots = before.with_snapshots().filter(is_here);
+        let lease = self.leases.get_mut(id);
+        let present = lease.and_then(|lease| lease.keepers.get_mut(&source));
+        let present = present.map(|present| {
+            present.previous = with_snapshots.filter(|worker| *worker != present.worker);
+            (present.worker, present.previous)
+        });
+        let needed = present.map_or([None; 2], |(worker, previous)| [Some(worker), previous]);
+        let all = [Some(before.worker), before.previous];
+        for worker in all.into_iter().flatten() {
+            if !needed.contains(&Some(worker)) {
+                self.drop_kept(worker, id, before.part);
+            }
+        }
+    }
+
+    /// Has a worker drop what it keeps of a part of a lease that runs.
+    pub(super) fn drop_kept(&mut self, keeper: WorkerId, id: LeaseId, part: u32) {
+        let lease = self.leases.get(id);
+        let has_other = lease.is_some_and(|lease| {
+            lease.workers().contains(&keeper) || lease.keepers_and_holders().contains(&keeper)
+        });
+        match has_other {
+            true => self.drop_part(keeper, id, part),
+            false => self.drop_snapshots(keeper, id),
+        }
     }
 
     /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
@@ -214,7 +245,8 @@ impl Engine {
                         leases,
                     )
                 });
-                best.or(present).or(recorded)
+                // Until it is gone, it has the snapshots.
+                best.or(known).or(recorded)
             }
         };
         let keeper = keeper.map(|worker| Keeper {
@@ -224,6 +256,7 @@ impl Engine {
             requirement,
             is_announced: false,
             is_kept: false,
+            previous: None,
         });
         Some(keeper)
     }

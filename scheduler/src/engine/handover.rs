@@ -255,6 +255,7 @@ impl Engine {
             requirement: part.requirement.clone(),
             is_announced: false,
             is_kept: false,
+            previous: None,
         });
         self.withdraw_handover(id, source);
         if let (Some(keeper), Some(lease)) = (keeper, self.leases.get_mut(id)) {

@@ -16,7 +16,7 @@ use super::handover::HeldCounts;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
-use crate::lease::{KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
+use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
 use crate::pool::Worker;
 use crate::reason::{CannotMove, EndReason, SnapshotPlaces};
 
@@ -67,12 +67,20 @@ impl Engine {
             gone: Box::new(reason.clone()),
             places,
         };
+        let mut unused = None;
         if let Some(lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
             lease.rejoin_by = Some(self.now + lease.recovery_timeout(&self.options));
             for keeper in lease.keepers.values_mut() {
                 keeper.is_announced = false;
+                if let Some(previous) = keeper.previous.take() {
+                    unused = Some((keeper.worker, keeper.part));
+                    (keeper.worker, keeper.is_kept) = (previous, true);
+                }
             }
+        }
+        if let Some((worker, part)) = unused {
+            self.drop_kept(worker, id, part);
         }
         true
     }
@@ -119,6 +127,7 @@ impl Engine {
         at_keepers: &[(PartId, WorkerId)],
         here: &BTreeMap<LeaseId, bool>,
     ) {
+        let mut unused = Vec::new();
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
             if let Some(lease) = self.leases.get_mut(id) {
@@ -128,6 +137,10 @@ impl Engine {
                         index: keeper.part,
                     };
                     keeper.is_kept = at_keepers.contains(&(part, keeper.worker));
+                    if keeper.is_kept {
+                        let previous = keeper.previous.take();
+                        unused.extend(previous.map(|previous| (previous, id, part.index)));
+                    }
                 }
                 let kept = match here.get(&id) {
                     None => KeptHere::Lacking,
@@ -136,6 +149,9 @@ impl Engine {
                 };
                 lease.kept_at.insert(worker, kept);
             }
+        }
+        for (keeper, id, part) in unused {
+            self.drop_kept(keeper, id, part);
         }
     }
 
@@ -435,9 +451,9 @@ impl Engine {
             lease.interrupted_at = None;
             lease.avoided.clear();
             let keepers = mem::take(&mut lease.keepers);
-            let receiving = keepers.values().map(|keeper| (keeper.worker, keeper.part));
+            let receiving = keepers.values().flat_map(Keeper::workers);
             let receiving: Vec<_> = receiving.collect();
-            let keepers = keepers.values().map(|keeper| keeper.worker);
+            let keepers = receiving.iter().map(|(worker, _)| *worker);
             let unused: BTreeSet<_> = keepers.chain(lease.holders()).collect();
             lease.kept_at.clear();
             (lease.load_stored, lease.stored) = (load_stored, stored);

@@ -19,7 +19,7 @@ use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, Suspender};
-use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
+use crate::lease::{Keeper, KeptHere, Lease, Standing, SuspendedPart};
 use crate::reason::{CannotMove, CannotResume, EndReason};
 use crate::snapshot::SuspensionSnapshot;
 
@@ -124,8 +124,9 @@ impl Engine {
                 (Some(KeptHere::Lacking), _) | (Some(KeptHere::WithoutRoom) | None, false) => false,
             };
             let own = Some(source).filter(|_| is_kept);
-            let keeper = keeper.filter(|it| it.is_kept && self.pool.is_connected(it.worker));
-            let holders = own.into_iter().chain(keeper.map(|keeper| keeper.worker));
+            let keeper = keeper.and_then(Keeper::with_snapshots);
+            let keeper = keeper.filter(|worker| self.pool.is_connected(*worker));
+            let holders = own.into_iter().chain(keeper);
             Ok(SuspendedPart {
                 source,
                 devices: here.len(),
@@ -170,7 +171,7 @@ impl Engine {
         };
         let (old_grants, workers) = (lease.grants(), lease.workers());
         let keepers = lease.keepers.values();
-        let keepers: BTreeSet<_> = keepers.map(|keeper| (keeper.worker, keeper.part)).collect();
+        let keepers: BTreeSet<_> = keepers.flat_map(Keeper::workers).collect();
         let Some(lease) = self.leases.get_mut(id) else {
             return;
         };

@@ -263,20 +263,49 @@ fn lease_moves_to_another_worker_if_its_keeper_has_no_free_device() {
         (3, request(2, 2, 1), vec![granted_exact(2, 2, 2, 0)]),
         (4, kept(1, &[(10, 2)]), vec![]),
         (5, leaving(1), vec![]),
-        (
-            6,
-            join(3, &[exact(16)]),
-            vec![drop_snapshots(2, 10), keep(10, 1, 3)],
-        ),
+        (6, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
         // The report is from before.
         (7, kept(1, &[(10, 2)]), vec![]),
         (
             8,
             kept(1, &[(10, 3)]),
-            vec![end_lease(1, 10), moved(1, 10, 1, 3, 0), keep(10, 3, 2)],
+            vec![
+                drop_snapshots(2, 10),
+                end_lease(1, 10),
+                moved(1, 10, 1, 3, 0),
+                keep(10, 3, 2),
+            ],
         ),
     ];
     check(kept_by_worker_2().into_iter().chain(stops));
+}
+
+/// The new keeper has nothing yet when the worker is lost.
+#[test]
+fn snapshots_stay_at_a_keeper_until_the_next_one_has_them() {
+    let waits = Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w2".into()],
+        needs_all: false,
+        cause: Some(lost(1)),
+    };
+    let lost_early = [
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (3, leaving(2), vec![]),
+        (4, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (
+            5,
+            worker_left(1),
+            vec![
+                drop_snapshots(3, 10),
+                super::suspension::hold(2, 10),
+                waits,
+                keep(10, 2, 3),
+            ],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(lost_early));
 }
 
 pub(super) fn drain(id: u64, is_drained: bool) -> Event {

@@ -93,6 +93,8 @@ pub(super) struct KeeperLink {
     /// `outgoing` has room for.
     waiting: VecDeque<Outgoing>,
     marks: PendingMarks<WorkerId>,
+    /// Number of connections to the keeper that have ended or failed, one after the other.
+    failures: u32,
     has_warned: bool,
 }
 
@@ -116,6 +118,7 @@ impl KeeperLink {
             outgoing,
             waiting: VecDeque::new(),
             marks: PendingMarks::new(progress, kept),
+            failures: 0,
             has_warned: false,
         };
         (link, queues)
@@ -139,7 +142,9 @@ impl KeeperLink {
             if self.keeper.borrow().as_ref() != Some(&keeper) {
                 continue;
             }
-            if !std::mem::replace(&mut self.has_warned, true) {
+            self.failures += 1;
+            // Once is no reason to worry: the keeper may drop a lease that has ended before this worker does.
+            if self.failures > 1 && !std::mem::replace(&mut self.has_warned, true) {
                 warn!(lease = %self.part.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
             } else {
                 debug!(lease = %self.part.lease, "the link to worker {} ended: {reason}", keeper.name);
@@ -203,7 +208,7 @@ impl KeeperLink {
                 return Some(reason);
             }
         }
-        self.has_warned = false;
+        (self.failures, self.has_warned) = (0, false);
         self.serve(&mut link, keeper, sent).await
     }
 

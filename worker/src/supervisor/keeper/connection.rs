@@ -18,7 +18,7 @@ use tensord_proto::{
     version,
 };
 use tensord_transport::{Link, LinkSender, channel::duplex, tls::Fingerprint};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -34,6 +34,10 @@ use crate::{
 /// A connection on which nothing is received for this long is closed. The other worker sends a ping
 /// every [`PING_INTERVAL`](crate::supervisor::keeper_link::PING_INTERVAL).
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long a worker that may not send snapshots of a lease is kept waiting, and how often that is checked.
+const ALLOWANCE_TIMEOUT: Duration = Duration::from_millis(500);
+const ALLOWANCE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a connection closes whose worker may no longer send snapshots of the lease. A snapshot that is
 /// complete by then gets no reply, as the lease may go on here from an earlier one.
@@ -66,7 +70,7 @@ async fn try_serve(
     let ours = version::hello();
     let protocol = version::negotiate(&ours, &offer.hello.unwrap_or_default())?;
     let certificate = link.certificate.as_ref().map(|shown| shown.fingerprint);
-    let Some(connection) = SourceConnection::new(&supervisor, part, certificate) else {
+    let Some(connection) = SourceConnection::allowed(&supervisor, part, certificate).await else {
         return Err(Error::new(
             ErrorCode::Lease,
             "the scheduler has not allowed this worker to send snapshots of the lease",
@@ -163,6 +167,23 @@ impl Drop for Receiving<'_> {
 }
 
 impl SourceConnection {
+    /// As [`new`](Self::new), but waits for a moment: the scheduler tells both workers of each other at the
+    /// same time, and the other one may be faster.
+    async fn allowed(
+        supervisor: &Arc<Supervisor>,
+        part: PartId,
+        certificate: Option<Fingerprint>,
+    ) -> Option<Self> {
+        let until = Instant::now() + ALLOWANCE_TIMEOUT;
+        loop {
+            let connection = Self::new(supervisor, part, certificate);
+            if connection.is_some() || Instant::now() > until {
+                return connection;
+            }
+            sleep(ALLOWANCE_INTERVAL).await;
+        }
+    }
+
     fn new(
         supervisor: &Arc<Supervisor>,
         part: PartId,
