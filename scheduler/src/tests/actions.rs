@@ -631,6 +631,14 @@ impl World {
                 lease.parts = parts.clone().unwrap_or_default();
                 return parts.is_some();
             }
+            for keeper in lease.keepers.values_mut() {
+                keeper.previous = keeper.previous.filter(|previous| *previous != id);
+                let is_lost = is_its && lease.lost_until.is_none();
+                // The lease goes on where its snapshots are, and not where they were to be.
+                if let Some(previous) = keeper.previous.take_if(|_| is_lost) {
+                    keeper.worker = previous;
+                }
+            }
             if lease.keepers.values().any(|keeper| keeper.worker == id) {
                 lease.keepers.retain(|_, keeper| keeper.worker != id);
                 // The worker may keep the snapshots of one lease, and run another one.

@@ -10,7 +10,7 @@ use burn::tensor::{
     Device, Tensor, TensorData,
     distributed::{ReduceOperation, all_reduce},
 };
-use tensord_client::{Lease, LeaseRequest, Pool, data};
+use tensord_client::{Durability, Lease, LeaseRequest, Pool, data};
 use tensord_testkit::cluster::Cluster;
 
 /// The workers' `--collective-timeout`.
@@ -186,7 +186,9 @@ fn check_lost_worker(length: usize, some: usize, fail_worker: fn(&mut Cluster, u
     let mut cluster = start(&["flex", "flex", "flex"]);
     let pool = cluster.pool();
     let before = usage(&pool);
-    let lease = pool.lease(LeaseRequest::devices(3)).unwrap();
+    // A durable lease would wait for another worker.
+    let request = LeaseRequest::devices(3).durable(Durability::Off);
+    let lease = pool.lease(request).unwrap();
     let lost = lease.descriptions()[2].worker.clone();
     let at = lost.strip_prefix("worker-").unwrap().parse().unwrap();
     let (group, rounds) = (lease.devices(), AtomicUsize::new(0));
