@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(1300);
 /// How long a worker that is stopped may take to exit after its lease has left it.
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 
+/// Longer than the time between two heartbeats of a worker.
+const REPORT_INTERVAL: Duration = Duration::from_millis(1500);
+
 /// Devices of a lease on one worker, or on two.
 const RANKS: usize = 2;
 
@@ -253,6 +256,8 @@ fn mlp_on_two_workers_trains_on_when_one_of_a_pool_of_two_is_killed() {
             running = with_both.map(|(index, _)| index).collect();
             running.len() == RANKS
         });
+        // The scheduler learns of it by a heartbeat.
+        sleep(REPORT_INTERVAL);
         cluster.workers[running[count % RANKS]].kill();
         cluster.add_worker("flex");
     };
