@@ -23,6 +23,12 @@ use crate::{
 /// Elements of a tensor of 16 MiB.
 const STATE_ELEMENTS: usize = 4 << 20;
 
+/// Steps after which the training starts anew. Some units of the network get no gradient from noise, and
+/// after some 830 steps the optimizer's first moments of these, which shrink to 0.9 of their value with
+/// each step, are denormal numbers. With those a step takes a processor twice as long, so a turn would
+/// depend on how far its training is.
+const MAX_STEPS: usize = 500;
+
 /// How long some snapshots may take to be kept.
 const COMMIT_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -32,6 +38,8 @@ const EVENT_DEADLINE: Duration = Duration::from_secs(5);
 /// A training, with tensors that it keeps.
 pub(super) struct Training {
     trainer: Trainer,
+    /// Steps of the trainer.
+    steps: usize,
     batches: std::iter::Cycle<std::vec::IntoIter<Batch>>,
     /// Kept, so that snapshots have them.
     state: Vec<Tensor<1>>,
@@ -71,7 +79,8 @@ impl Training {
         sleep(Duration::from_secs(2));
         let batches: Vec<_> = (0..8).map(|seed| Batch::noise(BATCH, seed)).collect();
         Ok(Self {
-            trainer: Trainer::new(Model::Mlp, device, Upload::Helper),
+            trainer: trainer_on(device),
+            steps: 0,
             batches: batches.into_iter().cycle(),
             state,
             next: (!is_constant).then_some(0),
@@ -90,6 +99,10 @@ impl Training {
             self.state.swap(*next, last);
             *next = (*next + 1) % self.state.len();
         }
+        if self.steps + steps > MAX_STEPS {
+            (self.trainer, self.steps) = (trainer_on(&self.lease.devices()[0]), 0);
+        }
+        self.steps += steps;
         self.trainer.steps(self.batches.by_ref().take(steps))?;
         Ok(())
     }
@@ -157,4 +170,8 @@ impl Training {
             }
         }
     }
+}
+
+fn trainer_on(device: &Device) -> Trainer {
+    Trainer::new(Model::Mlp, device, Upload::Helper)
 }
