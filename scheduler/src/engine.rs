@@ -25,6 +25,7 @@ mod moves;
 mod records;
 mod stores;
 mod suspension;
+mod waiting;
 mod workers;
 
 use std::collections::BTreeMap;

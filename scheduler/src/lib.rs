@@ -26,6 +26,7 @@ mod reason;
 mod record;
 mod snapshot;
 mod time;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -43,3 +44,4 @@ pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason, SnapshotPlac
 pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, RecordedStore};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use time::Timestamp;
+pub use waiting::{NeededDevices, SuitableDevices, Waiter, Waiting};

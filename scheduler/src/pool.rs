@@ -19,8 +19,9 @@ use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration,
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
-use worker::Grants;
+use crate::waiting::SuitableDevices;
 pub(crate) use worker::Worker;
+use worker::{Grants, Usage};
 
 /// All workers that have joined and are not lost.
 #[derive(Default)]
@@ -315,6 +316,33 @@ impl Pool {
             let device_ref = DeviceRef { worker, index };
             !self.held_back.contains_key(&device_ref)
         })
+    }
+
+    /// Returns what those devices are doing that would do for `lease`, which waits: the ones that
+    /// `accepts` accepts.
+    pub(crate) fn suitable(
+        &self,
+        lease: LeaseId,
+        accepts: impl Fn(&DeviceSpec) -> bool,
+    ) -> SuitableDevices {
+        let mut suitable = SuitableDevices::default();
+        for (&worker, known) in &self.workers {
+            for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(it)) {
+                let holder = self.held_back.get(&DeviceRef { worker, index });
+                match (usage, holder) {
+                    (Usage::Free, Some(holder)) if *holder != lease => {
+                        *suitable.held_back.entry(*holder).or_default() += 1;
+                    }
+                    (Usage::Free, _) => suitable.free += 1,
+                    (Usage::Leased(by), _) => *suitable.leased.entry(by).or_default() += 1,
+                    (Usage::Ending, _) => suitable.ending += 1,
+                    (Usage::Draining, _) => suitable.draining += 1,
+                    (Usage::OutOfService, _) => suitable.out_of_service += 1,
+                    (Usage::Unreachable, _) => suitable.unreachable += 1,
+                }
+            }
+        }
+        suitable
     }
 
     /// Returns whether a worker drains. One that has not joined does not.

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use crate::device::Demand;
+use crate::time::Timestamp;
 
 /// A pending request.
 pub(crate) struct QueuedRequest {
@@ -21,6 +22,8 @@ pub(crate) struct QueuedRequest {
     pub(crate) demand: Demand,
     /// The id of the lease if the request is granted.
     pub(crate) lease: LeaseId,
+    /// When it arrived.
+    pub(crate) since: Timestamp,
     /// The position last reported to the client, or 0 if none was.
     reported_position: u32,
 }
@@ -31,12 +34,14 @@ impl QueuedRequest {
         request: RequestId,
         demand: Demand,
         lease: LeaseId,
+        since: Timestamp,
     ) -> Self {
         Self {
             client,
             request,
             demand,
             lease,
+            since,
             reported_position: 0,
         }
     }
@@ -60,6 +65,11 @@ impl Queue {
     /// Returns the client of each request, in queue order.
     pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
         self.waiting.iter().map(|waiting| waiting.client)
+    }
+
+    /// Returns the requests, in queue order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueuedRequest> {
+        self.waiting.iter()
     }
 
     pub(crate) fn len_of(&self, client: ClientId) -> usize {

@@ -22,6 +22,7 @@ mod restart;
 mod several_workers;
 mod stores;
 mod suspension;
+mod waiting;
 mod workers;
 mod world;
 
@@ -36,7 +37,7 @@ use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
     Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
     HeldDevice, LeasedDevice, Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces,
-    StreamId, Suspender, Timestamp, WorkerEvent,
+    StreamId, Suspender, Timestamp, Waiter, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.

@@ -23,7 +23,8 @@ impl Engine {
                 demand,
                 lease,
             } => {
-                self.request(QueuedRequest::new(client, request, demand, lease));
+                let queued = QueuedRequest::new(client, request, demand, lease, self.now);
+                self.request(queued);
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
             ClientEvent::Unreachable { lease } => self.on_unreachable(client, lease),

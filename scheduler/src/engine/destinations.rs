@@ -13,8 +13,8 @@ use super::Engine;
 use super::assignment::assign;
 use super::durable::KEEPER_SILENCE;
 use super::handover::HeldCounts;
+use super::waiting::what_happened;
 use crate::lease::{Lease, Standing, SuspendedPart};
-use crate::reason::EndReason;
 
 impl Engine {
     /// Returns a worker with enough free devices for each part of a lease that was resumed, all
@@ -110,10 +110,7 @@ impl Engine {
         if !must_leave && !self.pool.ids().any(is_destination) {
             return;
         }
-        let cause = match reason {
-            EndReason::NotReplaced { gone, .. } => (**gone).clone(),
-            other => other.clone(),
-        };
+        let cause = what_happened(reason);
         let (since, rejoin_by) = (self.now, lease.rejoin_by);
         let cause = Some(cause);
         self.suspend_running(id, vec![part], Standing::Resuming { since, cause });

@@ -159,28 +159,13 @@ impl Engine {
     /// to one of their holders, as far as these have devices. A lease that has none and needs more
     /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
-        let without_devices = self.leases.iter();
-        // Those first that a death has interrupted, as they had devices until then; and then by the time at
-        // which the lease ends, or would end if it had been lost when it was resumed.
-        let without_devices = without_devices.filter_map(|(id, lease)| {
-            let (is_interrupted, since) = match &lease.standing {
-                Standing::Running => return None,
-                Standing::Lost(_) => (false, lease.rejoin_by),
-                Standing::Resuming { since, cause } => {
-                    let timeout = lease.recovery_timeout(&self.options);
-                    (cause.is_some(), lease.rejoin_by.or(Some(*since + timeout)))
-                }
-                Standing::Suspended { .. } => (false, None),
-            };
-            Some((!is_interrupted, since, id))
-        });
-        let without_devices: BTreeSet<_> = without_devices.collect();
+        let without_devices = self.leases_without_devices();
         let held_back = self.pool.take_held_back();
         let held = match without_devices.is_empty() {
             true => HeldCounts::default(),
             false => self.held_counts(),
         };
-        for (.., id) in without_devices {
+        for id in without_devices {
             if !self.try_move(id) {
                 self.seek_destination(id, &held);
                 self.report_standing(id);

@@ -47,6 +47,30 @@ pub(super) struct Grants {
     pub(super) ended: GrantNumber,
 }
 
+impl Grants {
+    /// Returns whether the device can be granted again: its worker has not reported the highest possible
+    /// number.
+    fn can_rise(&self) -> bool {
+        self.latest.next().is_some()
+    }
+}
+
+/// What a device is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Usage {
+    /// A new lease may get it.
+    Free,
+    Leased(LeaseId),
+    /// An ended lease has not left it yet.
+    Ending,
+    /// Its worker gets no new leases.
+    Draining,
+    /// Its worker cannot offer it at the moment, or it can never be granted again.
+    OutOfService,
+    /// Its worker's stream is down.
+    Unreachable,
+}
+
 impl Worker {
     pub(super) fn new(registration: Registration, stream: StreamId, now: Timestamp) -> Self {
         Self {
@@ -184,36 +208,40 @@ impl Worker {
         before != self.out_of_service
     }
 
-    /// Returns the devices that new leases may get now or later, each with its current
-    /// lease.
-    fn offered(&self) -> impl Iterator<Item = (u32, &DeviceSpec, Option<LeaseId>)> {
-        let devices = self.registration.devices.iter().zip(&self.leases);
-        let devices = (0..).zip(devices.zip(&self.grants));
-        // A device whose worker reports the highest possible number cannot be granted
-        // again.
-        devices
-            .filter(|(_, (_, grants))| !self.is_draining() && grants.latest.next().is_some())
-            .map(|(index, ((device, lease), _))| (index, device, *lease))
-    }
-
     /// Returns the devices that new leases may get now or later.
     pub(super) fn offers(&self) -> impl Iterator<Item = &DeviceSpec> {
-        self.offered().map(|(_, device, _)| device)
+        let devices = self.registration.devices.iter().zip(&self.grants);
+        let offered = devices.filter(|(_, grants)| !self.is_draining() && grants.can_rise());
+        offered.map(|(device, _)| device)
     }
 
     /// Returns the devices that a new lease may get now: memory and index of each device
-    /// that `demand` accepts. A worker whose stream is down may be dead, so its devices are
-    /// left out until it is back. A device that is not free of its last lease, or is out of
-    /// service, is left out as well.
+    /// that `demand` accepts.
     pub(super) fn free(&self, demand: &Demand) -> impl Iterator<Item = (u64, u32)> {
-        self.offered()
-            .filter(|(index, device, lease)| {
-                let is_ready = lease.is_none()
-                    && !self.is_ending(*index)
-                    && !self.out_of_service.contains_key(index);
-                self.stream.is_some() && is_ready && demand.accepts(device)
-            })
-            .map(|(index, device, _)| (device.memory_bytes, index))
+        let free = self.devices().filter(|(.., usage)| *usage == Usage::Free);
+        let accepted = free.filter(|(_, device, _)| demand.accepts(device));
+        accepted.map(|(index, device, _)| (device.memory_bytes, index))
+    }
+
+    /// Returns all devices, by index, with what each is doing.
+    pub(super) fn devices(&self) -> impl Iterator<Item = (u32, &DeviceSpec, Usage)> {
+        let devices = (0..).zip(&self.registration.devices);
+        devices.map(|(index, device)| (index, device, self.usage(index)))
+    }
+
+    fn usage(&self, index: u32) -> Usage {
+        let at = index as usize;
+        let can_be_granted = self.grants.get(at).is_some_and(Grants::can_rise);
+        let is_out_of_service = self.out_of_service.contains_key(&index) || !can_be_granted;
+        match self.leases.get(at).copied().flatten() {
+            Some(lease) => Usage::Leased(lease),
+            None if self.is_ending(index) => Usage::Ending,
+            None if self.is_draining() => Usage::Draining,
+            None if is_out_of_service => Usage::OutOfService,
+            // The worker may be dead.
+            None if self.stream.is_none() => Usage::Unreachable,
+            None => Usage::Free,
+        }
     }
 
     pub(super) fn snapshot(&self, worker: WorkerId) -> WorkerSnapshot {

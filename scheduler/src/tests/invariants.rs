@@ -118,13 +118,23 @@ impl World {
             assert!(waiting.count() <= MAX_WAITING_PER_CLIENT);
         }
         let free = self.grantable();
+        let shown = self.engine.waiting();
+        let shown = shown
+            .iter()
+            .filter(|it| matches!(it.waiter, Waiter::Request { .. }));
+        let shown: Vec<_> = shown.collect();
+        assert_eq!(shown.len(), self.waiting.len());
         for (position, waiting) in (1..).zip(&self.waiting) {
             assert_eq!(waiting.reported_position, position);
             let wanted = waiting.demand.devices as usize;
             let fit = free
                 .iter()
                 .filter(|device_ref| meets_demand(self.device(**device_ref), &waiting.demand));
-            assert!(fit.count() < wanted, "{} waits, and fits", waiting.demand);
+            let fit = fit.count();
+            assert!(fit < wanted, "{} waits, and fits", waiting.demand);
+            let shown = shown[position as usize - 1];
+            assert_eq!(shown.lease, waiting.lease);
+            assert_eq!(shown.needs[0].suitable.free, fit, "{}", waiting.demand);
             assert!(
                 self.could_ever_fit(&waiting.demand),
                 "{} waits in vain",

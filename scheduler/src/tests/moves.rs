@@ -59,7 +59,7 @@ fn lease_of_several_devices_moves_as_a_whole() {
 
 /// Lease 10 of client 1 has both devices of worker 1, and worker 2, which has as many, keeps its
 /// snapshots. Client 2 has a device of worker 2.
-fn pair_kept_by_worker_2() -> Vec<Step> {
+pub(super) fn pair_kept_by_worker_2() -> Vec<Step> {
     let here = [(1, 0, exact(16)), (1, 1, exact(16))];
     vec![
         (0, join(1, &[exact(16), exact(16)]), vec![]),

@@ -1,0 +1,180 @@
+//! What waits for devices, in which order, and what the devices are doing that would do.
+
+use std::slice;
+
+use super::durable::{granted_exact, interrupted};
+use super::moves::{drain, pair_kept_by_worker_2};
+use super::suspension::{resume, suspended_at_worker_1, waits_for};
+use super::*;
+use crate::{NeededDevices, SuitableDevices, Waiting};
+
+fn needs(count: usize, at_one_worker: bool, suitable: SuitableDevices) -> Vec<NeededDevices> {
+    vec![NeededDevices {
+        count,
+        at_one_worker,
+        suitable,
+    }]
+}
+
+/// Devices of which leases have some, each with its number.
+fn leased(leases: &[(u64, usize)]) -> SuitableDevices {
+    let leases = leases
+        .iter()
+        .map(|(lease, count)| (LeaseId(*lease), *count));
+    SuitableDevices {
+        leased: leases.collect(),
+        ..SuitableDevices::default()
+    }
+}
+
+#[test]
+fn request_waits_for_what_its_devices_are_doing() {
+    let demand = Demand {
+        devices: 8,
+        kind: Some("cuda".into()),
+        memory_bytes: 8 << 30,
+        durability: Durability::Off,
+        recover_within: None,
+    };
+    let engine = check([
+        // Too small, of another kind, free, out of service, leased, and of a lease that has ended.
+        (
+            0,
+            join(
+                1,
+                &[cuda(4), flex(16), cuda(16), cuda(16), cuda(8), cuda(8)],
+            ),
+            vec![],
+        ),
+        (0, out_of_service(1, &[3]), vec![]),
+        (0, attach(8), vec![]),
+        (
+            0,
+            request_for(
+                8,
+                1,
+                Demand {
+                    devices: 1,
+                    ..demand.clone()
+                },
+            ),
+            vec![granted(8, 1, &[(1, 4, cuda(8))])],
+        ),
+        (
+            0,
+            request_for(
+                8,
+                2,
+                Demand {
+                    devices: 1,
+                    ..demand.clone()
+                },
+            ),
+            vec![granted(8, 2, &[(1, 5, cuda(8))])],
+        ),
+        (0, release(8, 20), vec![end_lease(1, 20)]),
+        (0, join(2, &[cuda(16), cuda(16)]), vec![]),
+        (0, join(3, &[cuda(16), cuda(16), cuda(16)]), vec![]),
+        (1, request_for(8, 3, demand.clone()), vec![queued(8, 3, 1)]),
+        (2, worker_disconnected(2), vec![]),
+        (2, join(4, &[cuda(16)]), vec![]),
+        (3, drain(4, true), vec![]),
+    ]);
+    let suitable = SuitableDevices {
+        free: 4,
+        ending: 1,
+        out_of_service: 1,
+        unreachable: 2,
+        draining: 1,
+        ..leased(&[(10, 1)])
+    };
+    let expected = Waiting {
+        lease: LeaseId(30),
+        client: Some(ClientId(8)),
+        waiter: Waiter::Request {
+            demand,
+            since: at(1),
+        },
+        needs: needs(8, false, suitable),
+    };
+    assert_eq!(engine.waiting(), [expected]);
+}
+
+#[test]
+fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
+    let steps = [
+        (5, attach(2), vec![]),
+        (5, request(2, 2, 1), vec![granted_exact(2, 2, 1, 0)]),
+        (5, request(2, 3, 1), vec![queued(2, 3, 1)]),
+    ];
+    let suspended = suspended_at_worker_1().into_iter().chain(steps);
+    let of_request = Waiting {
+        lease: LeaseId(30),
+        client: Some(ClientId(2)),
+        waiter: Waiter::Request {
+            demand: Demand {
+                devices: 1,
+                kind: None,
+                memory_bytes: 0,
+                durability: Durability::Off,
+                recover_within: None,
+            },
+            since: at(5),
+        },
+        needs: needs(1, false, leased(&[(20, 1)])),
+    };
+    let engine = check(suspended.clone());
+    assert_eq!(engine.waiting(), slice::from_ref(&of_request));
+    let resumed = [(6, resume(10), vec![waits_for(1, 10, &[1])])];
+    let engine = check(suspended.chain(resumed));
+    let of_lease = Waiting {
+        lease: LeaseId(10),
+        client: Some(ClientId(1)),
+        waiter: Waiter::Lease {
+            cause: None,
+            resumed_at: Some(at(6)),
+            ends_at: None,
+            receivers: Vec::new(),
+        },
+        needs: needs(1, true, leased(&[(20, 1)])),
+    };
+    assert_eq!(engine.waiting(), [of_lease, of_request]);
+}
+
+/// A free device is held back for the lost lease, which needs two, so it is not free for a request.
+#[test]
+fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
+    let lost = [
+        (2, request(2, 3, 1), vec![granted_exact(2, 3, 2, 1)]),
+        (2, request(2, 4, 1), vec![queued(2, 4, 1)]),
+        (3, worker_disconnected(1), vec![]),
+        (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
+        (5_100, release(2, 20), vec![end_lease(2, 20)]),
+        (5_200, released(2, 20), vec![]),
+    ];
+    let engine = check(pair_kept_by_worker_2().into_iter().chain(lost));
+    let waiting = engine.waiting();
+    let [of_lease, of_request] = &waiting[..] else {
+        panic!("{waiting:?}");
+    };
+    let expected = Waiter::Lease {
+        cause: Some(EndReason::WorkerLost {
+            worker: WorkerId(1),
+            name: "w1".into(),
+        }),
+        resumed_at: None,
+        ends_at: Some(at(5_000 + 3_600_000)),
+        receivers: Vec::new(),
+    };
+    assert_eq!(of_lease.waiter, expected);
+    let suitable = SuitableDevices {
+        free: 1,
+        ..leased(&[(30, 1)])
+    };
+    assert_eq!(of_lease.needs, needs(2, true, suitable));
+    let suitable = SuitableDevices {
+        held_back: [(LeaseId(10), 1)].into(),
+        ..leased(&[(30, 1)])
+    };
+    assert_eq!(of_request.needs, needs(1, false, suitable));
+}
