@@ -26,6 +26,7 @@ Examples:
   tensord scheduler                  run a pool that other hosts can reach
   tensord worker                     offer this host's devices to the pool in TENSORD_URL
   tensord status                     show the pool's workers and devices
+  tensord queue                      show what waits for devices
   tensord token list                 show the tokens that give access to the pool
 
 `tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
@@ -170,6 +171,33 @@ Examples, on the scheduler's host:
     Lease {
         #[command(subcommand)]
         command: LeaseCommand,
+    },
+    /// List the leases and requests that wait for devices of a pool
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord queue
+  tensord queue --json | jq -r '.waiting[].id'")]
+    Queue {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Explain what a lease or request waits for, who has it, and what would end the wait
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord why 9a07e170be32795f
+  tensord why 9a07e170be32795f --json | jq '.waiting.needs[].leased_by'")]
+    Why {
+        /// Id of the lease or request, as `tensord queue` and `tensord lease list` show it
+        #[arg(value_name = "ID", value_parser = lease_id)]
+        lease: LeaseId,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
     },
     /// Create, list, rotate and revoke the tokens of a pool
     #[command(after_help = "\
@@ -427,7 +455,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, lease, token{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, token{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

@@ -9,6 +9,7 @@ pub(crate) mod demo;
 mod devices;
 pub(crate) mod gateway;
 mod leases;
+mod queue;
 mod scheduler;
 mod status;
 mod token;
@@ -26,6 +27,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Worker(config) => worker::run(config).await,
         Config::Workers(config) => workers::run(config).await,
         Config::Leases(config) => leases::run(config).await,
+        Config::Queue(config) => queue::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,

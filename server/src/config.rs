@@ -44,6 +44,8 @@ pub(crate) enum Config {
     Workers(WorkersConfig),
     /// List or move leases.
     Leases(LeasesConfig),
+    /// `tensord queue` and `tensord why`.
+    Queue(QueueConfig),
     /// `tensord gateway`.
     Gateway(GatewayConfig),
     /// `tensord status`.
@@ -226,6 +228,17 @@ pub(crate) enum LeasesAction {
         /// The lease.
         lease: LeaseId,
     },
+}
+
+/// An administrator's question about what waits for devices.
+#[derive(Debug)]
+pub(crate) struct QueueConfig {
+    /// The source of the pool's URL with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// Only this lease or request, and why it waits.
+    pub(crate) lease: Option<LeaseId>,
+    /// Whether to print JSON instead of text.
+    pub(crate) json: bool,
 }
 
 /// An action on the workers of a pool.

@@ -1,4 +1,4 @@
-//! An administrator of a pool, who runs `tensord` on the scheduler's state.
+//! An administrator of a pool, who runs `tensord`.
 
 use std::{
     thread::sleep,
@@ -14,8 +14,15 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// An administrator of a cluster's pool.
 pub struct Administrator {
-    /// The scheduler's state directory.
-    state: String,
+    access: Access,
+}
+
+/// Where the commands get a URL with a token.
+enum Access {
+    /// From the scheduler's state directory.
+    State(String),
+    /// From `TENSORD_URL`.
+    Url(String),
 }
 
 impl Administrator {
@@ -32,7 +39,14 @@ impl Administrator {
 
     /// Returns the administrator of the pool whose scheduler has this state directory.
     pub fn with_state(state: String) -> Self {
-        Self { state }
+        let access = Access::State(state);
+        Self { access }
+    }
+
+    /// Returns somebody who runs the commands of an administrator with this URL.
+    pub fn with_url(url: &str) -> Self {
+        let access = Access::Url(url.into());
+        Self { access }
     }
 
     /// Runs a command. Returns its output.
@@ -41,7 +55,10 @@ impl Administrator {
     ///
     /// What the command prints as its error.
     pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
-        let output = host::run(&[args, &["--state", &self.state]].concat(), &[]);
+        let output = match &self.access {
+            Access::State(state) => host::run(&[args, &["--state", state]].concat(), &[]),
+            Access::Url(url) => host::run(args, &[("TENSORD_URL", url)]),
+        };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match output.status.success() {
             true => Ok(text(&output.stdout)),

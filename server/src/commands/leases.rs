@@ -146,6 +146,11 @@ fn to_json(leases: &[LeaseInfo]) -> String {
     stdout::json(&serde_json::json!({ "leases": leases }))
 }
 
+/// Returns the JSON for a lease.
+pub(super) fn json_of(lease: &LeaseInfo) -> impl Serialize {
+    self::lease(lease)
+}
+
 fn lease(lease: &LeaseInfo) -> Lease<'_> {
     fn some(text: &str) -> Option<&str> {
         Some(text).filter(|text| !text.is_empty())
@@ -184,13 +189,18 @@ fn to_table(leases: &[LeaseInfo]) -> String {
     table::text(HEADER, &[MOVES], leases.iter().map(row))
 }
 
-fn row(lease: &LeaseInfo) -> [String; 6] {
+/// Returns the devices of a lease, such as `gpu-1 cuda:0,1, gpu-2 cuda:3`.
+pub(super) fn places_text(lease: &LeaseInfo) -> String {
     let place = |place: &LeasePlace| {
         let devices = place.device_indices.iter().map(u32::to_string);
         let devices: Vec<_> = devices.collect();
         format!("{} {}:{}", place.worker, place.kind, devices.join(","))
     };
     let places: Vec<_> = lease.places.iter().map(place).collect();
+    places.join(", ")
+}
+
+fn row(lease: &LeaseInfo) -> [String; 6] {
     let standing = match (lease.waits.as_str(), lease.move_to.as_str()) {
         _ if lease.resumed => {
             let conjunction = match lease.needs_all {
@@ -214,7 +224,7 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
         lease_name(lease),
         lease.tenant.clone(),
         lease.token.clone(),
-        places.join(", "),
+        places_text(lease),
         lease.moves.to_string(),
         standing,
     ]

@@ -22,8 +22,8 @@ use self::{
 };
 use super::{
     AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
-    GatewayToken, LeasesAction, LeasesConfig, NodeConfig, SchedulerConfig, StatePath, StatusConfig,
-    TokenAction, TokenConfig, UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
+    GatewayToken, LeasesAction, LeasesConfig, NodeConfig, QueueConfig, SchedulerConfig, StatePath,
+    StatusConfig, TokenAction, TokenConfig, UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
     settings::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
@@ -106,6 +106,16 @@ pub(crate) fn resolve(
             ..
         } => Config::Workers(layers.workers(command)?),
         Command::Lease { command } => Config::Leases(layers.leases(command)?),
+        Command::Queue { json, admin } => Config::Queue(QueueConfig {
+            admin: layers.admin(admin)?,
+            lease: None,
+            json,
+        }),
+        Command::Why { lease, json, admin } => Config::Queue(QueueConfig {
+            admin: layers.admin(admin)?,
+            lease: Some(lease),
+            json,
+        }),
         Command::Worker {
             command: None,
             settings,

@@ -1,5 +1,5 @@
 //! The admin service: it creates, lists, rotates and revokes tokens, lists, drains and removes
-//! workers, and lists, moves, suspends and resumes leases, while the pool runs.
+//! workers, lists, moves, suspends and resumes leases, and lists what waits, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,10 +7,10 @@ use tensord_proto::ids::LeaseId;
 use tensord_proto::v1::{
     CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices, EnrolledWorker,
     EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest, ListTokensRequest,
-    ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, RemoveWorkerRequest,
-    RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest, Revoked,
-    RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TokenInfo, TokenList,
-    admin_server::Admin,
+    ListWaitingRequest, ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease,
+    RemoveWorkerRequest, RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest,
+    Revoked, RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TokenInfo, TokenList,
+    WaitingList, admin_server::Admin,
 };
 use tensord_transport::{Secret, control};
 use tokio::sync::oneshot;
@@ -195,6 +195,19 @@ impl Admin for Service {
         self.0.admit(&[Role::Admin], &request)?;
         let (reply, replied) = oneshot::channel();
         self.0.send_to_driver(Input::ListLeases(reply)).await?;
+        self.reply(replied).await.map(Response::new)
+    }
+
+    async fn list_waiting(
+        &self,
+        request: Request<ListWaitingRequest>,
+    ) -> Result<Response<WaitingList>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let lease = request.into_inner().lease_id.map(LeaseId);
+        let (reply, replied) = oneshot::channel();
+        self.0
+            .send_to_driver(Input::ListWaiting(lease, reply))
+            .await?;
         self.reply(replied).await.map(Response::new)
     }
 

@@ -11,4 +11,5 @@ mod conformance;
 mod data;
 mod faults;
 mod processes;
+mod queue;
 mod sharing;

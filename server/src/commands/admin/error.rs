@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tensord_proto::ids::LeaseId;
 use tensord_transport::dial::DialError;
 use tonic::metadata::errors::InvalidMetadataValue;
 
@@ -46,6 +47,11 @@ pub(crate) enum AdminError {
         /// How long the command has waited.
         wait: Duration,
     },
+    /// There is no such lease or request.
+    #[error(
+        "the pool has no lease or request {0}; it may be over; `tensord queue` and `tensord lease list` show what there is"
+    )]
+    NothingWithId(LeaseId),
     /// The token has characters that a header cannot carry.
     #[error(
         "the token in the pool URL contains characters that a token cannot have; copy the URL again"

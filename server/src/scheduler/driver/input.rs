@@ -6,7 +6,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
         ClientMessage, DrainedWorker, Error, LeaseList, PoolMessage, ResumedLease, Revoked,
-        StatusReply, SuspendedLease, WorkerCommand, WorkerMessage,
+        StatusReply, SuspendedLease, WaitingList, WorkerCommand, WorkerMessage,
     },
 };
 use tensord_scheduler::StreamId;
@@ -51,6 +51,8 @@ pub(in crate::scheduler) enum Input {
     },
     /// A request for all leases.
     ListLeases(oneshot::Sender<LeaseList>),
+    /// A request for what waits for devices, or for this lease or request alone.
+    ListWaiting(Option<LeaseId>, oneshot::Sender<WaitingList>),
     /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
     /// the pool.
     DrainWorker {

@@ -114,7 +114,7 @@ impl Driver {
             Some(it) => (it.holders, it.needs_all, it.is_resumed),
             None => (Vec::new(), false, false),
         };
-        let auth = owner.and_then(|client| self.holders.auth(client));
+        let (tenant, token) = self.holder_names(owner);
         let (move_to, cannot_move) = match move_to {
             Ok(worker) => (worker, String::new()),
             Err(reason) => (String::new(), reason.to_string()),
@@ -122,8 +122,8 @@ impl Driver {
         Some(LeaseInfo {
             lease_id: id.0,
             client_id: owner.map_or(0, |client| client.0),
-            tenant: auth.map_or_else(String::new, |auth| auth.tenant.to_string()),
-            token: auth.map_or_else(String::new, |auth| auth.token.to_string()),
+            tenant,
+            token,
             places: places(&devices.unwrap_or_default()),
             moves: epoch,
             waits: waits.map_or_else(String::new, |reason| reason.to_string()),

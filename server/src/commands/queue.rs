@@ -1,0 +1,370 @@
+//! `tensord queue` and `tensord why`: what waits for devices of a running pool, and why.
+
+mod explanation;
+
+use serde::Serialize;
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{DevicesOfLease, LeaseInfo, ListWaitingRequest, NeededDevices, Waiting, WaitingList},
+};
+use tensord_transport::PoolUrl;
+
+use self::explanation::explanation;
+use super::{
+    admin::{self, error::AdminError, into_reply, with_token},
+    leases,
+};
+use crate::{config::QueueConfig, failure::Failure, human, stdout, table};
+
+const HEADER: [&str; 7] = [
+    "#",
+    "ID",
+    "TENANT",
+    "TOKEN",
+    "WAITS FOR",
+    "WAITED",
+    "SUITABLE DEVICES",
+];
+
+/// The JSON for what waits. Programs depend on the field names.
+#[derive(Serialize)]
+struct WaitingJson<'a> {
+    /// 1 is next.
+    position: u32,
+    /// The lease's id; of a request, the id that its lease gets.
+    id: String,
+    /// "request" or "lease".
+    waiter: &'static str,
+    tenant: &'a str,
+    token: &'a str,
+    /// What was requested, in words; null for a lease.
+    requested: Option<&'a str>,
+    /// Null for a lease whose worker was lost.
+    waited_ms: Option<u64>,
+    /// When a lease ends if it has no devices by then.
+    ends_in_ms: Option<u64>,
+    /// Why a lease has no devices; null if it was suspended and resumed.
+    cause: Option<&'a str>,
+    /// The workers that get the lease's snapshots, and have devices for it.
+    receivers: &'a [String],
+    needs: Vec<NeedsJson<'a>>,
+}
+
+/// The JSON for a number of devices that are needed, and what those are doing that would do.
+#[derive(Serialize)]
+struct NeedsJson<'a> {
+    devices: u32,
+    at_one_worker: bool,
+    free: u32,
+    leased: u32,
+    held_back: u32,
+    ending: u32,
+    out_of_service: u32,
+    unreachable: u32,
+    draining: u32,
+    /// Of `tensord why` only; otherwise empty, as is the next one.
+    leased_by: Vec<DevicesOfLeaseJson<'a>>,
+    held_back_for: Vec<DevicesOfLeaseJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct DevicesOfLeaseJson<'a> {
+    lease: String,
+    tenant: &'a str,
+    token: &'a str,
+    devices: u32,
+}
+
+/// Makes the calls and prints their result.
+pub(super) async fn run(config: QueueConfig) -> Result<(), Failure> {
+    let url = admin::url(config.admin)?;
+    let text = admin::with_deadline(&url, async {
+        let listed = list(&url, config.lease).await?;
+        match config.lease {
+            None if config.json => Ok(stdout::json(&serde_json::json!({
+                "waiting": listed.waiting.iter().map(waiting_json).collect::<Vec<_>>(),
+            }))),
+            None => Ok(to_table(&listed)),
+            Some(id) => why(&url, id, &listed, config.json).await,
+        }
+    });
+    stdout::print(&text.await?)
+}
+
+/// Returns what waits, or only this lease or request.
+async fn list(url: &PoolUrl, lease: Option<LeaseId>) -> Result<WaitingList, AdminError> {
+    let mut admin = admin::connect(url).await?;
+    let request = ListWaitingRequest {
+        lease_id: lease.map(|lease| lease.0),
+    };
+    let listed = admin.list_waiting(with_token(request, url)?);
+    into_reply(url, listed.await)
+}
+
+/// Returns why a lease or request waits, or what it does otherwise.
+///
+/// # Errors
+///
+/// If there is none with this id, and those of the call.
+async fn why(
+    url: &PoolUrl,
+    id: LeaseId,
+    listed: &WaitingList,
+    json: bool,
+) -> Result<String, AdminError> {
+    let waiting = listed.waiting.first();
+    let leases = leases::list(url).await?;
+    let lease = leases.iter().find(|lease| lease.lease_id == id.0);
+    if waiting.is_none() && lease.is_none() {
+        return Err(AdminError::NothingWithId(id));
+    }
+    if json {
+        return Ok(stdout::json(&serde_json::json!({
+            "id": id.to_string(),
+            "waiting": waiting.map(waiting_json),
+            "lease": lease.map(leases::json_of),
+        })));
+    }
+    Ok(match (waiting, lease) {
+        (Some(waiting), _) => explanation(waiting, listed.count),
+        (None, Some(lease)) => does_not_wait(lease),
+        (None, None) => String::new(),
+    })
+}
+
+/// Returns what a lease does that does not wait.
+fn does_not_wait(lease: &LeaseInfo) -> String {
+    let id = leases::lease_name(lease);
+    match lease.suspended_at.is_empty() {
+        true => {
+            let places = leases::places_text(lease);
+            format!("lease {id} does not wait: it has {places}\n")
+        }
+        false => format!(
+            "lease {id} does not wait: it is suspended until `tensord lease resume {id}`, or its program, resumes it\n"
+        ),
+    }
+}
+
+fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
+    fn some(text: &str) -> Option<&str> {
+        Some(text).filter(|text| !text.is_empty())
+    }
+    WaitingJson {
+        position: waiting.position,
+        id: LeaseId(waiting.lease_id).to_string(),
+        waiter: waiter(waiting),
+        tenant: &waiting.tenant,
+        token: &waiting.token,
+        requested: some(&waiting.requested),
+        waited_ms: waiting.waited_ms,
+        ends_in_ms: waiting.ends_in_ms,
+        cause: some(&waiting.cause),
+        receivers: &waiting.receivers,
+        needs: waiting.needs.iter().map(needs_json).collect(),
+    }
+}
+
+fn needs_json(needed: &NeededDevices) -> NeedsJson<'_> {
+    NeedsJson {
+        devices: needed.count,
+        at_one_worker: needed.at_one_worker,
+        free: needed.free,
+        leased: needed.leased,
+        held_back: needed.held_back,
+        ending: needed.ending,
+        out_of_service: needed.out_of_service,
+        unreachable: needed.unreachable,
+        draining: needed.draining,
+        leased_by: needed.leased_by.iter().map(devices_json).collect(),
+        held_back_for: needed.held_back_for.iter().map(devices_json).collect(),
+    }
+}
+
+fn devices_json(devices: &DevicesOfLease) -> DevicesOfLeaseJson<'_> {
+    DevicesOfLeaseJson {
+        lease: LeaseId(devices.lease_id).to_string(),
+        tenant: &devices.tenant,
+        token: &devices.token,
+        devices: devices.count,
+    }
+}
+
+/// Returns what waits: a request or a lease.
+fn waiter(waiting: &Waiting) -> &'static str {
+    match waiting.requested.is_empty() {
+        true => "lease",
+        false => "request",
+    }
+}
+
+/// Formats what waits as a table, with a newline at the end.
+fn to_table(listed: &WaitingList) -> String {
+    if listed.waiting.is_empty() {
+        return "nothing waits for devices\n".into();
+    }
+    table::text(HEADER, &[0], listed.waiting.iter().map(row))
+}
+
+fn row(waiting: &Waiting) -> [String; 7] {
+    let suitable: Vec<_> = waiting.needs.iter().map(suitable_text).collect();
+    [
+        waiting.position.to_string(),
+        LeaseId(waiting.lease_id).to_string(),
+        waiting.tenant.clone(),
+        waiting.token.clone(),
+        wanted_text(waiting),
+        waiting.waited_ms.map_or_else(String::new, human::duration),
+        suitable.join("; "),
+    ]
+}
+
+/// Returns the devices that are needed, in words.
+fn wanted_text(waiting: &Waiting) -> String {
+    if !waiting.requested.is_empty() {
+        return waiting.requested.clone();
+    }
+    let counts = waiting.needs.iter().map(|it| it.count as usize);
+    let counts: Vec<_> = counts.collect();
+    let devices = human::plural(counts.iter().sum(), "device");
+    match counts.len() {
+        0 | 1 => format!("{devices} like those it had"),
+        workers => format!("{devices} of {workers} workers, like those it had"),
+    }
+}
+
+/// Returns what the devices are doing that would do, such as `1 free, 2 leased`.
+fn suitable_text(needed: &NeededDevices) -> String {
+    let counts = [
+        (needed.free, "free"),
+        (needed.leased, "leased"),
+        (needed.held_back, "held back"),
+        (needed.ending, "not left by an ended lease"),
+        (needed.out_of_service, "out of service"),
+        (needed.unreachable, "of workers without connection"),
+        (needed.draining, "of workers that drain"),
+    ];
+    let present = counts.iter().filter(|(count, _)| *count > 0);
+    let present: Vec<_> = present.map(|(n, what)| format!("{n} {what}")).collect();
+    match present.is_empty() {
+        true => "none".into(),
+        false => present.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request, and a lease that has run on two workers.
+    pub(super) fn listed() -> WaitingList {
+        let of_lease = |lease_id, token: &str, count| DevicesOfLease {
+            lease_id,
+            tenant: "research".into(),
+            token: token.into(),
+            count,
+        };
+        let lease = Waiting {
+            lease_id: 0x9a,
+            tenant: "research".into(),
+            token: "ci".into(),
+            position: 1,
+            ends_in_ms: Some(3_540_000),
+            cause: "worker gpu-1 was lost".into(),
+            receivers: vec!["gpu-3".into()],
+            needs: vec![
+                NeededDevices {
+                    count: 1,
+                    at_one_worker: true,
+                    free: 1,
+                    ..NeededDevices::default()
+                },
+                NeededDevices {
+                    count: 2,
+                    at_one_worker: true,
+                    ..NeededDevices::default()
+                },
+            ],
+            ..Waiting::default()
+        };
+        let request = Waiting {
+            lease_id: 0x9b,
+            tenant: "default".into(),
+            token: "program".into(),
+            position: 2,
+            requested: "2 devices of kind cuda with 40.0 GiB each".into(),
+            waited_ms: Some(61_000),
+            needs: vec![NeededDevices {
+                count: 2,
+                free: 1,
+                leased: 6,
+                held_back: 1,
+                out_of_service: 1,
+                leased_by: vec![of_lease(0x9c, "ci", 4), of_lease(0x9d, "night", 2)],
+                held_back_for: vec![of_lease(0x9a, "ci", 1)],
+                ..NeededDevices::default()
+            }],
+            ..Waiting::default()
+        };
+        WaitingList {
+            waiting: vec![lease, request],
+            count: 2,
+        }
+    }
+
+    #[test]
+    fn what_waits_is_listed_in_order() {
+        let expected = "\
+#  ID                TENANT    TOKEN    WAITS FOR                                  WAITED     SUITABLE DEVICES
+1  000000000000009a  research  ci       3 devices of 2 workers, like those it had             1 free; none
+2  000000000000009b  default   program  2 devices of kind cuda with 40.0 GiB each  1 min 1 s  1 free, 6 leased, 1 held back, 1 out of service
+";
+        assert_eq!(to_table(&listed()), expected);
+        let nothing = to_table(&WaitingList::default());
+        assert_eq!(nothing, "nothing waits for devices\n");
+    }
+
+    #[test]
+    fn json_has_null_for_what_does_not_apply() {
+        let listed = listed();
+        let json = |at: usize| serde_json::to_value(waiting_json(&listed.waiting[at])).unwrap();
+        let (lease, request) = (json(0), json(1));
+        assert_eq!(
+            (&lease["waiter"], &request["waiter"]),
+            (&"lease".into(), &"request".into())
+        );
+        assert!(lease["requested"].is_null() && lease["waited_ms"].is_null());
+        assert!(request["cause"].is_null() && request["ends_in_ms"].is_null());
+        assert_eq!(
+            request["needs"][0]["leased_by"][1]["lease"],
+            "000000000000009d"
+        );
+        assert_eq!(request["needs"][0]["leased_by"][1]["devices"], 2);
+    }
+
+    #[test]
+    fn lease_that_does_not_wait_is_described() {
+        let lease = LeaseInfo {
+            lease_id: 0x9a,
+            places: vec![tensord_proto::v1::LeasePlace {
+                worker: "gpu-1".into(),
+                kind: "cuda".into(),
+                device_indices: vec![0, 1],
+            }],
+            ..LeaseInfo::default()
+        };
+        assert_eq!(
+            does_not_wait(&lease),
+            "lease 000000000000009a does not wait: it has gpu-1 cuda:0,1\n"
+        );
+        let suspended = LeaseInfo {
+            lease_id: 0x9a,
+            suspended_at: vec!["gpu-1".into()],
+            ..LeaseInfo::default()
+        };
+        assert_eq!(
+            does_not_wait(&suspended),
+            "lease 000000000000009a does not wait: it is suspended until `tensord lease resume 000000000000009a`, or its program, resumes it\n"
+        );
+    }
+}

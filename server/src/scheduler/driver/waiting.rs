@@ -1,0 +1,123 @@
+//! What administrators see of the leases and requests that wait for devices.
+
+use std::collections::BTreeMap;
+
+use tensord_proto::{
+    ids::{ClientId, LeaseId},
+    v1::{self, DevicesOfLease, WaitingList},
+};
+use tensord_scheduler::{NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting};
+
+use super::Driver;
+
+impl Driver {
+    /// Returns what waits, in the order in which it gets devices; only `wanted`, with the leases that have
+    /// suitable devices, if it is given.
+    pub(super) fn list_waiting(&self, wanted: Option<LeaseId>) -> WaitingList {
+        let all = self.engine.waiting();
+        let count = number(all.len());
+        let waiting = (1..).zip(&all);
+        let waiting = waiting.filter(|(_, it)| wanted.is_none_or(|wanted| wanted == it.lease));
+        let waiting =
+            waiting.map(|(position, it)| self.waiting_info(position, it, wanted.is_some()));
+        WaitingList {
+            waiting: waiting.collect(),
+            count,
+        }
+    }
+
+    fn waiting_info(&self, position: u32, waiting: &Waiting, with_leases: bool) -> v1::Waiting {
+        let now = self.now();
+        let since = |at: Timestamp| now.as_millis().saturating_sub(at.as_millis());
+        let (tenant, token) = self.holder_names(waiting.client);
+        let needs = waiting.needs.iter();
+        let info = v1::Waiting {
+            lease_id: waiting.lease.0,
+            tenant,
+            token,
+            position,
+            needs: needs
+                .map(|it| self.needed_devices(it, with_leases))
+                .collect(),
+            ..v1::Waiting::default()
+        };
+        match &waiting.waiter {
+            Waiter::Request { demand, since: at } => v1::Waiting {
+                requested: demand.to_string(),
+                waited_ms: Some(since(*at)),
+                ..info
+            },
+            Waiter::Lease {
+                cause,
+                resumed_at,
+                ends_at,
+                receivers,
+            } => v1::Waiting {
+                waited_ms: resumed_at.map(since),
+                ends_in_ms: ends_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
+                cause: cause.as_ref().map_or_else(String::new, ToString::to_string),
+                receivers: receivers.clone(),
+                ..info
+            },
+        }
+    }
+
+    fn needed_devices(&self, needed: &NeededDevices, with_leases: bool) -> v1::NeededDevices {
+        let NeededDevices {
+            count,
+            at_one_worker,
+            suitable,
+        } = needed;
+        let SuitableDevices {
+            free,
+            leased,
+            held_back,
+            ending,
+            out_of_service,
+            unreachable,
+            draining,
+        } = suitable;
+        let by_lease = |devices: &BTreeMap<LeaseId, usize>| match with_leases {
+            true => self.devices_of_leases(devices),
+            false => Vec::new(),
+        };
+        v1::NeededDevices {
+            count: number(*count),
+            at_one_worker: *at_one_worker,
+            free: number(*free),
+            leased: number(leased.values().sum()),
+            held_back: number(held_back.values().sum()),
+            ending: number(*ending),
+            out_of_service: number(*out_of_service),
+            unreachable: number(*unreachable),
+            draining: number(*draining),
+            leased_by: by_lease(leased),
+            held_back_for: by_lease(held_back),
+        }
+    }
+
+    fn devices_of_leases(&self, devices: &BTreeMap<LeaseId, usize>) -> Vec<DevicesOfLease> {
+        let of_lease = |(lease, count): (&LeaseId, &usize)| {
+            let owner = self.engine.lease(*lease).and_then(|lease| lease.owner);
+            let (tenant, token) = self.holder_names(owner);
+            DevicesOfLease {
+                lease_id: lease.0,
+                tenant,
+                token,
+                count: number(*count),
+            }
+        };
+        devices.iter().map(of_lease).collect()
+    }
+
+    /// Returns the tenant and the name of the token of a client; empty if they are not known.
+    pub(super) fn holder_names(&self, client: Option<ClientId>) -> (String, String) {
+        let auth = client.and_then(|client| self.holders.auth(client));
+        let names = auth.map(|auth| (auth.tenant.to_string(), auth.token.to_string()));
+        names.unwrap_or_default()
+    }
+}
+
+fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
