@@ -10,7 +10,9 @@ mod holders;
 mod input;
 mod leases;
 mod preparations;
+mod status;
 mod tokens;
+mod waiting;
 mod workers;
 
 use std::{
@@ -27,7 +29,7 @@ use futures::{
 use rand::{Rng, rngs::StdRng};
 use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
-    v1::{Error, ErrorCode, PoolMessage, Revoked, StatusReply},
+    v1::{Error, ErrorCode, PoolMessage, Revoked},
 };
 use tensord_scheduler::{Command, Engine, Event, StreamId, Suspender, Timestamp};
 use tensord_transport::token::LeaseSigner;
@@ -46,14 +48,14 @@ pub(super) use self::{
 };
 use super::{
     MISSED_HEARTBEATS, Timing,
-    access::{Access, AuthContext, Role},
+    access::Access,
     convert,
     enrolment::Enrolment,
     gap::{self, GapDetector},
     lease_records::LeaseRecords,
     renewals::Renewals,
     stream::OpenStream,
-    view, worker_commands,
+    worker_commands,
 };
 use crate::audit::Audit;
 
@@ -276,6 +278,9 @@ impl Driver {
             Input::ListLeases(reply) => {
                 let _ = reply.send(self.list_leases());
             }
+            Input::ListWaiting(lease, reply) => {
+                let _ = reply.send(self.list_waiting(lease));
+            }
             Input::DrainWorker {
                 name,
                 is_drained,
@@ -305,19 +310,6 @@ impl Driver {
         // A disk that fails does not undo the change. The log says what that means.
         let written = written.map(|_| ()).boxed();
         Recorded { reply, written }
-    }
-
-    /// Returns the pool's status as visible to the holder of `auth`: a program sees only
-    /// the leases of its own tenant.
-    fn status(&self, auth: &AuthContext) -> StatusReply {
-        let usage = |worker| self.workers.get(&worker).map(JoinedWorker::usage);
-        let is_shown = |client: Option<ClientId>| match auth.role {
-            Role::Admin => true,
-            Role::Client | Role::Worker => client
-                .and_then(|client| self.holders.tenant(client))
-                .is_some_and(|tenant| tenant == &*auth.tenant),
-        };
-        view::status(self.engine.snapshot(), self.now(), usage, is_shown)
     }
 
     /// Ends every stream, and waits until the connections have taken the final errors or
