@@ -21,6 +21,7 @@ mod destinations;
 mod durable;
 mod handover;
 mod interruptions;
+mod keeper_choice;
 mod moves;
 mod records;
 mod stores;

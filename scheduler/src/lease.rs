@@ -288,9 +288,16 @@ impl Lease {
     /// Returns the workers that keep snapshots of the lease for others, or hold them while the lease is
     /// suspended.
     pub(crate) fn keepers_and_holders(&self) -> BTreeSet<WorkerId> {
-        let keepers = self.keepers.values();
-        let keepers = keepers.flat_map(|keeper| [Some(keeper.worker), keeper.previous]);
-        keepers.flatten().chain(self.holders()).collect()
+        let keepers = self.keepers.values().flat_map(Keeper::workers);
+        let keepers = keepers.map(|(worker, _)| worker);
+        keepers.chain(self.holders()).collect()
+    }
+
+    /// Returns the worker to which the snapshots of a part of the suspended lease are being sent, if any.
+    pub(crate) fn receiver(&self, part: u32) -> Option<WorkerId> {
+        let mut keepers = self.keepers.values();
+        let keeper = keepers.find(|keeper| keeper.part == part)?;
+        Some(keeper.worker)
     }
 
     /// Returns how long the lease may wait for devices after a worker or a process of it was lost.

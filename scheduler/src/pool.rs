@@ -392,6 +392,17 @@ impl Pool {
         (fitting.len() == count).then_some(fitting)
     }
 
+    /// Returns whether a worker has `count` free devices for `lease` that meet `requirement`.
+    pub(crate) fn has_free(
+        &self,
+        worker: WorkerId,
+        lease: LeaseId,
+        requirement: &Requirement,
+        count: usize,
+    ) -> bool {
+        self.fitting(worker, lease, requirement, count).len() == count
+    }
+
     /// Returns whether a worker has `count` devices that meet `requirement` and have the fingerprint
     /// of the lease's devices.
     pub(crate) fn has_equal(

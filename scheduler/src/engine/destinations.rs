@@ -75,6 +75,38 @@ impl Engine {
         places
     }
 
+    /// Holds back the free devices for which a lease without devices waits, or where it goes on once its
+    /// snapshots are there.
+    pub(super) fn hold_back_devices(&mut self, id: LeaseId, held: &HeldCounts) {
+        let Some(lease) = self.leases.get(id) else {
+            return;
+        };
+        if let Some(workers) = self.destinations(id, lease, held) {
+            let parts = lease.parts.iter().zip(workers);
+            let free = parts.filter_map(|(part, worker)| {
+                let (requirement, count) = (&part.requirement, part.devices);
+                self.pool.free_fitting(worker, id, requirement, count)
+            });
+            let free = free.flatten().collect();
+            return self.pool.hold_back(id, free);
+        }
+        if matches!(lease.standing, Standing::Resuming { .. }) {
+            let places = self.waiting_places(id, lease).into_iter();
+            let free = places.flat_map(|(part, worker)| {
+                let SuspendedPart {
+                    requirement,
+                    devices,
+                    ..
+                } = &lease.parts[part];
+                self.pool.fitting(worker, id, requirement, *devices)
+            });
+            let free = free.collect();
+            return self.pool.hold_back(id, free);
+        }
+        let free = self.free_at_keepers(id, lease);
+        self.pool.hold_back(id, free);
+    }
+
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
     /// keeper, which has the snapshots, has too few or drains: the lease becomes one that was suspended
     /// and resumed. It does not wait for its worker any more.
@@ -98,10 +130,10 @@ impl Engine {
             store: lease.only_stored().map(|stored| stored.store),
         };
         let is_destination = |worker: WorkerId| {
-            let (requirement, count) = (&part.requirement, part.devices);
-            let free = self.pool.free_fitting(worker, id, requirement, count);
             worker != keeper.worker
-                && free.is_some()
+                && self
+                    .pool
+                    .has_free(worker, id, &part.requirement, part.devices)
                 && !self.pool.is_ending(worker, id)
                 && held.has_room(worker)
         };
@@ -131,11 +163,10 @@ impl Engine {
         held: &HeldCounts,
     ) -> Vec<WorkerId> {
         let with_snapshots = self.holders_and_loaders(part);
-        let receiving = self.receives(lease, index);
+        let receiving = lease.receiver(index);
         let can_be_sent = self.source_of(id, lease, index, part).is_some();
         let fits = |worker: &WorkerId| {
             let (requirement, count) = (&part.requirement, part.devices);
-            let free = self.pool.free_fitting(*worker, id, requirement, count);
             let is_receiving = receiving == Some(*worker);
             // A handover need not begin anew if a stream breaks for a moment.
             let is_part_of_handover = is_receiving
@@ -148,7 +179,7 @@ impl Engine {
                     && !self.is_avoided(lease, *worker)
                     && (is_receiving || held.has_room(*worker))
             };
-            (free.is_some() || is_away)
+            (self.pool.has_free(*worker, id, requirement, count) || is_away)
                 && !self.pool.is_ending(*worker, id)
                 && (with_snapshots.contains(worker) || can_get())
         };
@@ -175,13 +206,6 @@ impl Engine {
     pub(crate) fn is_avoided(&self, lease: &Lease, worker: WorkerId) -> bool {
         let until = lease.avoided.get(&worker);
         until.is_some_and(|until| self.now < *until)
-    }
-
-    /// Returns the worker to which the snapshots of a part of a suspended lease are being sent, if any.
-    fn receives(&self, lease: &Lease, index: u32) -> Option<WorkerId> {
-        let mut keepers = lease.keepers.values();
-        let keeper = keepers.find(|keeper| keeper.part == index)?;
-        Some(keeper.worker)
     }
 
     /// Returns the holder that sends the snapshots of a part of a suspended lease to another worker, or

@@ -1,7 +1,7 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
 //! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker,
-//! best one that has as many devices on which the sessions could go on, as [`Requirement`] says: of the
+//! best one that has as many devices on which the sessions could go on, as [`Requirement`](crate::device::Requirement) says: of the
 //! same fingerprint, or of the same kind. A worker of the lease itself is no such worker: an all-reduce
 //! first adds up what the devices of each worker contribute, so devices of two workers must not come
 //! together on one. If there is none, any other worker is the keeper, and hands the snapshots over when
@@ -14,7 +14,6 @@ use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
 use crate::command::{Command, Peer};
-use crate::device::Requirement;
 use crate::lease::{Keeper, Lease, Standing};
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -158,107 +157,6 @@ impl Engine {
             true => self.drop_part(keeper, id, part),
             false => self.drop_snapshots(keeper, id),
         }
-    }
-
-    /// Returns who is to keep the snapshots of a lease's sessions on `source`: the present keeper if it
-    /// can go on, or if it is from a record and may yet join; or else a connected worker, those first on
-    /// which the sessions could go on, then those that have nothing else of the lease, then those with
-    /// free devices, and then those that keep the snapshots of the fewest leases. The present keeper gives
-    /// way to another one if its stream has been down for a while, as it may be lost, if the sessions must
-    /// move soon and only the other one has free devices, if they could go on at the other one only, or if
-    /// it has refused a snapshot.
-    /// Nobody if no other devices could take the place of those of `source`; `None` if one of these is not
-    /// known.
-    fn choose_keeper(
-        &self,
-        id: LeaseId,
-        source: WorkerId,
-        kept: &BTreeMap<WorkerId, usize>,
-    ) -> Option<Option<Keeper>> {
-        let lease = self.leases.get(id)?;
-        let (part, _, devices) = lease.devices_by_worker().swap_remove_full(&source)?;
-        let count = devices.len();
-        let devices = devices
-            .iter()
-            .map(|device_ref| self.pool.device(*device_ref));
-        let devices = devices.collect::<Option<Vec<_>>>()?;
-        let Some(requirement) = Requirement::of(devices.into_iter(), lease.durability) else {
-            return Some(None);
-        };
-        let workers = lease.workers();
-        // If two workers of a lease are lost at once, their sessions need two workers.
-        let others = lease.keepers.iter().filter(|(of, _)| **of != source);
-        let others: Vec<_> = others.map(|(_, keeper)| keeper.worker).collect();
-        let is_of_lease = |worker: &WorkerId| workers.contains(worker);
-        let can_keep = |worker: &WorkerId| {
-            *worker != source
-                && self.pool.stays(*worker)
-                // It could not start the lease before it has released it.
-                && !self.pool.is_ending(*worker, id)
-        };
-        let can_run = |worker: &WorkerId| {
-            !is_of_lease(worker) && self.pool.can_run(*worker, &requirement, count)
-        };
-        let has_free = |worker: &WorkerId| {
-            let free = self.pool.free_fitting(*worker, id, &requirement, count);
-            free.is_some()
-        };
-        let candidates = self.pool.ids().filter(can_keep);
-        let candidates = candidates.filter(|worker| self.pool.is_connected(*worker));
-        let candidates: Vec<_> = candidates.collect();
-        let rank = |worker: &WorkerId| {
-            let is_avoided = self.is_avoided(lease, *worker);
-            (is_avoided, !can_run(worker), is_of_lease(worker))
-        };
-        let best_rank = candidates.iter().map(rank).min();
-        let is_draining = self.pool.is_draining(source);
-        let is_good = |worker: &WorkerId| {
-            // A stream that breaks only for a moment costs no snapshots.
-            self.pool.silence(*worker, self.now) < KEEPER_SILENCE
-                && (!is_draining || has_free(worker))
-                && !others.contains(worker)
-                && best_rank.is_none_or(|best| rank(worker) <= best)
-        };
-        let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
-        let recorded = present.filter(|worker| self.may_yet_join(*worker));
-        let is_soon = self.now < self.started + RECORDED_KEEPER_TIMEOUT;
-        let known = present.filter(|worker| self.pool.contains(*worker));
-        let present = present.filter(can_keep);
-        let keeper = match present.filter(is_good) {
-            // The recorded keeper has snapshots, and is likely to join.
-            None if is_soon && recorded.is_some() => recorded,
-            Some(present) => Some(present),
-            // Another worker would get no snapshots as long as the lease's worker has no stream.
-            None if !self.pool.is_connected(source) => known.or(recorded),
-            None => {
-                let best = candidates.into_iter().min_by_key(|worker| {
-                    let leases = kept.get(worker).copied().unwrap_or_default();
-                    let is_other = others.contains(worker);
-                    let differs = !self.pool.has_equal(*worker, &requirement, count);
-                    let is_new = Some(*worker) != present;
-                    (
-                        rank(worker),
-                        !has_free(worker),
-                        is_other,
-                        is_new,
-                        differs,
-                        leases,
-                    )
-                });
-                // Until it is gone, it has the snapshots.
-                best.or(known).or(recorded)
-            }
-        };
-        let keeper = keeper.map(|worker| Keeper {
-            worker,
-            part: part as u32,
-            handover: 0,
-            requirement,
-            is_announced: false,
-            is_kept: false,
-            previous: None,
-        });
-        Some(keeper)
     }
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.

@@ -153,13 +153,11 @@ impl Engine {
                 .retain(|holder| *holder != keeper && Some(*holder) != gone);
             part.holders.push(keeper);
         }
-        let is_holder = lease.holders().contains(&source);
         self.hold_snapshots(keeper, id, Some(index));
-        match (is_draining, is_holder) {
-            (true, true) => self.drop_part(source, id, index),
-            (true, false) => self.drop_snapshots(source, id),
+        match is_draining {
+            true => self.drop_kept(source, id, index),
             // The handover is over.
-            (false, _) => self.hold_snapshots(source, id, Some(index)),
+            false => self.hold_snapshots(source, id, Some(index)),
         }
     }
 
@@ -217,12 +215,8 @@ impl Engine {
         };
         let can_run = |worker: WorkerId| self.pool.can_run(worker, &part.requirement, part.devices);
         let of_others = lease.keepers_and_holders();
-        let has_free = |worker: WorkerId| {
-            let free = self
-                .pool
-                .free_fitting(worker, id, &part.requirement, part.devices);
-            free.is_some()
-        };
+        let (requirement, count) = (&part.requirement, part.devices);
+        let has_free = |worker| self.pool.has_free(worker, id, requirement, count);
         let present = lease.keepers.get(&source).map(|keeper| keeper.worker);
         // Its process may still be ending: the snapshots are not held yet.
         let is_ready = !self.pool.is_ending(source, id);
@@ -272,14 +266,11 @@ impl Engine {
         let Some(keeper) = lease.keepers.remove(&source) else {
             return;
         };
-        let is_needed = lease.keepers_and_holders().contains(&keeper.worker);
         let part = lease.parts.get(keeper.part as usize);
         let is_holder = part.is_some_and(|part| part.holders.contains(&keeper.worker));
         let is_held = lease.holders().contains(&source);
-        match is_needed {
-            true if is_holder => {}
-            true => self.drop_part(keeper.worker, id, keeper.part),
-            false => self.drop_snapshots(keeper.worker, id),
+        if !is_holder {
+            self.drop_kept(keeper.worker, id, keeper.part);
         }
         if is_held {
             self.hold_snapshots(source, id, Some(keeper.part));

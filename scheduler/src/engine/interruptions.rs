@@ -152,10 +152,7 @@ impl Engine {
             let mut holders = self.holders_and_loaders(part);
             holders.retain(|holder| {
                 let (requirement, count) = (&part.requirement, part.devices);
-                let has_free = || {
-                    let free = self.pool.free_fitting(*holder, id, requirement, count);
-                    free.is_some()
-                };
+                let has_free = || self.pool.has_free(*holder, id, requirement, count);
                 let stays = *holder == part.source && self.pool.is_connected(*holder);
                 stays || *holder != part.source && has_free()
             });

@@ -264,9 +264,11 @@ impl Engine {
         };
         let candidates = places.iter().map(|place| {
             let workers = place.workers.iter().map(|candidate| candidate.worker);
-            workers
-                .filter(|worker| free(place, *worker).is_some())
-                .collect()
+            let has_free = |worker: &WorkerId| {
+                let (requirement, count) = (&place.requirement, place.devices);
+                self.pool.has_free(*worker, id, requirement, count)
+            };
+            workers.filter(has_free).collect()
         });
         // Devices of two workers must not come together on one.
         let workers = assign(&candidates.collect::<Vec<_>>())?;
@@ -285,35 +287,8 @@ impl Engine {
         (!elsewhere.devices.is_empty()).then_some(elsewhere)
     }
 
-    /// Holds back the free devices for which a lease without devices waits, or where it goes on once its
-    /// snapshots are there.
-    pub(super) fn hold_back_devices(&mut self, id: LeaseId, held: &HeldCounts) {
-        let Some(lease) = self.leases.get(id) else {
-            return;
-        };
-        if let Some(workers) = self.destinations(id, lease, held) {
-            let parts = lease.parts.iter().zip(workers);
-            let free = parts.filter_map(|(part, worker)| {
-                let (requirement, count) = (&part.requirement, part.devices);
-                self.pool.free_fitting(worker, id, requirement, count)
-            });
-            let free = free.flatten().collect();
-            return self.pool.hold_back(id, free);
-        }
-        if matches!(lease.standing, Standing::Resuming { .. }) {
-            let places = self.waiting_places(id, lease).into_iter();
-            let free = places.flat_map(|(part, worker)| {
-                let SuspendedPart {
-                    requirement,
-                    devices,
-                    ..
-                } = &lease.parts[part];
-                self.pool.fitting(worker, id, requirement, *devices)
-            });
-            let free = free.collect();
-            return self.pool.hold_back(id, free);
-        }
-        // A lost lease, of one worker.
+    /// Returns the free devices at the workers with the snapshots of a lost lease, which needs more.
+    pub(super) fn free_at_keepers(&self, id: LeaseId, lease: &Lease) -> Vec<DeviceRef> {
         let places = self.places(id, lease);
         let free = places.iter().flat_map(|place| {
             let (requirement, count) = (&place.requirement, place.devices);
@@ -322,8 +297,7 @@ impl Engine {
             let free = workers.map(|worker| self.pool.fitting(worker, id, requirement, count));
             free.max_by_key(Vec::len).unwrap_or_default()
         });
-        let free = free.collect();
-        self.pool.hold_back(id, free);
+        free.collect()
     }
 
     /// Reports to the client of a lease without devices that the lease waits, if the client does not

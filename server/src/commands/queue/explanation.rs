@@ -111,7 +111,10 @@ fn ends_text(waiting: &Waiting) -> String {
     let any = |count: fn(&NeededDevices) -> u32| waiting.needs.iter().any(|it| count(it) > 0);
     let ends = [
         (!waiting.receivers.is_empty(), "the snapshots have arrived"),
-        (any(|it| it.leased), "one of these leases ends or is suspended"),
+        (
+            any(|it| it.leased),
+            "one of these leases ends or is suspended",
+        ),
         (
             any(|it| it.held_back),
             "the leases that wait have got their devices",
