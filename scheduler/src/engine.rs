@@ -37,7 +37,8 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
-use crate::lease::{Leases, Standing};
+use crate::lease::Standing;
+use crate::leases::Leases;
 use crate::options::Options;
 use crate::pool::{Feasibility, Pool};
 use crate::queue::{Queue, QueuedRequest};

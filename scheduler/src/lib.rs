@@ -18,6 +18,7 @@ mod device;
 mod engine;
 mod event;
 mod lease;
+mod leases;
 mod options;
 mod placement;
 mod pool;
