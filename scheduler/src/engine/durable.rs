@@ -127,8 +127,8 @@ impl Engine {
         self.announce_keeper(id, source);
     }
 
-    /// Has the keeper before the present one drop its snapshots; if they are complete, not before the
-    /// present one has them.
+    /// Has a keeper that has given way to another one drop its snapshots: at once if they are not complete,
+    /// and otherwise once the other one has the snapshots.
     fn replace_keeper(&mut self, id: LeaseId, source: WorkerId, before: Keeper) {
         let is_here = |worker: &WorkerId| self.pool.is_connected(*worker);
         let with_snapshots = before.with_snapshots().filter(is_here);

@@ -19,7 +19,7 @@ use burn_ir::TensorId;
 use foldhash::fast::RandomState;
 use tensord_proto::codec::decode_tensor;
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Header, Snapshot};
 
 /// A base has at least as many bytes, by default. Fewer are not worth a file of their own.
 pub(super) const MIN_BASE_BYTES: u64 = 1 << 20;
@@ -105,8 +105,8 @@ impl BaseTracker {
 
     /// Decides which contents of a snapshot are in its base, and marks these in the header. `versions`
     /// has a number for each upload slot of the header, in order, which changes with its contents.
-    /// `new_id` is the id of the base if a new one is made. The snapshot is kept after this one's
-    /// [`Outcome`] is known, or is not kept.
+    /// `new_id` is the id of the base if a new one is made. The caller must not keep this snapshot while
+    /// the [`Outcome`] of the one before is unknown.
     pub(super) fn assign(&mut self, snapshot: &mut Snapshot, versions: &[u64], new_id: u64) {
         self.settle();
         let mut tensors = vec![Vec::new(); snapshot.header.storages.len()];
@@ -131,22 +131,18 @@ impl BaseTracker {
             (false, Some(base)) => (base.id, base.size_bytes, false),
             (false, None) => (0, 0, false),
         };
-        let header = &mut snapshot.header;
-        let (of_storages, of_slots) = parts.split_at(header.storages.len());
-        for (image, part) in header.storages.iter_mut().zip(of_storages) {
-            image.base_offset = part.place.map(|place| place.offset);
-        }
-        for (image, part) in header.slots.iter_mut().zip(of_slots) {
-            image.base_offset = part.place.map(|place| place.offset);
-        }
         let is_used = size_bytes > 0;
+        let header = &mut snapshot.header;
         (header.base, header.base_bytes) = if is_used { (id, size_bytes) } else { (0, 0) };
+        let (of_storages, of_slots) = parts.split_at(header.storages.len());
+        set_offsets(header, of_storages, of_slots);
         snapshot.has_new_base = is_new && is_used;
         if !snapshot.has_new_base {
             snapshot.drop_contents_in_base();
         }
+        // A base that is not new has other tensors, too: aliases of those that it had.
         let next = is_used.then(|| {
-            let places = tensors.iter().zip(of_storages).flat_map(|(tensors, part)| {
+            let tensors = tensors.iter().zip(of_storages).flat_map(|(tensors, part)| {
                 let place = part.place;
                 let tensors = tensors.iter();
                 tensors.filter_map(move |(id, offset)| Some((*id, (place?, *offset))))
@@ -156,7 +152,7 @@ impl BaseTracker {
             Arc::new(Base {
                 id,
                 size_bytes,
-                tensors: places.collect(),
+                tensors: tensors.collect(),
                 slots: slots.collect(),
             })
         });
@@ -245,6 +241,17 @@ impl BaseTracker {
             place: place.copied(),
             is_stable: self.seen_slots.contains(&key),
         }
+    }
+}
+
+/// Records in a header where the contents of its storages and slots are in the base.
+fn set_offsets(header: &mut Header, of_storages: &[Part], of_slots: &[Part]) {
+    let offset = |part: &Part| part.place.map(|place| place.offset);
+    for (image, part) in header.storages.iter_mut().zip(of_storages) {
+        image.base_offset = offset(part);
+    }
+    for (image, part) in header.slots.iter_mut().zip(of_slots) {
+        image.base_offset = offset(part);
     }
 }
 

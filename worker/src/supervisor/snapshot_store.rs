@@ -224,7 +224,7 @@ impl ListedBase {
     }
 }
 
-/// What the name of a stored snapshot says.
+/// The contents of the name of a stored snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoredName {
     pub(super) id: SnapshotId,
@@ -232,7 +232,7 @@ pub(super) struct StoredName {
     pub(super) committed: u64,
 }
 
-/// What the name of an object in a store says.
+/// The contents of the name of an object in a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectName {
     Snapshot(StoredName),

@@ -167,8 +167,8 @@ impl Drop for Receiving<'_> {
 }
 
 impl SourceConnection {
-    /// As [`new`](Self::new), but waits for a moment: the scheduler tells both workers of each other at the
-    /// same time, and the other one may be faster.
+    /// As [`new`](Self::new), but waits for a moment: the scheduler sends `KeepSnapshots` and `SendSnapshots`
+    /// at the same time, and the other worker may receive its command first.
     async fn allowed(
         supervisor: &Arc<Supervisor>,
         part: PartId,
