@@ -11,13 +11,23 @@ use crate::reason::EndReason;
 use crate::waiting::{NeededDevices, Waiter, Waiting};
 
 impl Engine {
-    /// Returns the leases and requests that wait for devices. Each gets devices before those that follow
-    /// it, unless there are too few for it, and enough for a later one.
-    pub fn waiting(&self) -> Vec<Waiting> {
+    /// Returns the ids of the leases and requests that wait for devices. Each gets devices before those
+    /// that follow it, unless there are too few for it, and enough for a later one.
+    pub fn waiting_ids(&self) -> Vec<LeaseId> {
         let leases = self.leases_without_devices().into_iter();
-        let leases = leases.filter_map(|id| self.waiting_lease(id));
-        let requests = self.queue.iter().map(|queued| self.waiting_request(queued));
-        leases.chain(requests).collect()
+        let waits = |id: &LeaseId| {
+            let lease = self.leases.get(*id);
+            lease.is_some_and(|it| !matches!(it.standing, Standing::Suspended { .. }))
+        };
+        let requests = self.queue.iter().map(|queued| queued.lease);
+        leases.filter(waits).chain(requests).collect()
+    }
+
+    /// Returns what a lease or request waits for; `None` if there is none with this id that waits.
+    pub fn waiting(&self, id: LeaseId) -> Option<Waiting> {
+        let request = || self.queue.iter().find(|queued| queued.lease == id);
+        self.waiting_lease(id)
+            .or_else(|| Some(self.waiting_request(request()?)))
     }
 
     /// Returns the leases that have no devices, in the order in which they get some: those first that a

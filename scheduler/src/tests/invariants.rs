@@ -118,10 +118,9 @@ impl World {
             assert!(waiting.count() <= MAX_WAITING_PER_CLIENT);
         }
         let free = self.grantable();
-        let shown = self.engine.waiting();
-        let shown = shown
-            .iter()
-            .filter(|it| matches!(it.waiter, Waiter::Request { .. }));
+        let shown = self.engine.waiting_ids().into_iter();
+        let shown = shown.map(|id| self.engine.waiting(id).expect("it waits"));
+        let shown = shown.filter(|it| matches!(it.waiter, Waiter::Request { .. }));
         let shown: Vec<_> = shown.collect();
         assert_eq!(shown.len(), self.waiting.len());
         for (position, waiting) in (1..).zip(&self.waiting) {
@@ -132,7 +131,7 @@ impl World {
                 .filter(|device_ref| meets_demand(self.device(**device_ref), &waiting.demand));
             let fit = fit.count();
             assert!(fit < wanted, "{} waits, and fits", waiting.demand);
-            let shown = shown[position as usize - 1];
+            let shown = &shown[position as usize - 1];
             assert_eq!(shown.lease, waiting.lease);
             assert_eq!(shown.needs[0].suitable.free, fit, "{}", waiting.demand);
             assert!(

@@ -27,6 +27,13 @@ fn leased(leases: &[(u64, usize)]) -> SuitableDevices {
     }
 }
 
+/// Returns all that waits, in order.
+fn all_waiting(engine: &Engine) -> Vec<Waiting> {
+    let ids = engine.waiting_ids().into_iter();
+    ids.map(|id| engine.waiting(id).expect("it waits"))
+        .collect()
+}
+
 #[test]
 fn request_waits_for_what_its_devices_are_doing() {
     let demand = Demand {
@@ -97,7 +104,7 @@ fn request_waits_for_what_its_devices_are_doing() {
         },
         needs: needs(8, false, suitable),
     };
-    assert_eq!(engine.waiting(), [expected]);
+    assert_eq!(all_waiting(&engine), [expected]);
 }
 
 #[test]
@@ -124,7 +131,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
         needs: needs(1, false, leased(&[(20, 1)])),
     };
     let engine = check(suspended.clone());
-    assert_eq!(engine.waiting(), slice::from_ref(&of_request));
+    assert_eq!(all_waiting(&engine), slice::from_ref(&of_request));
     let resumed = [(6, resume(10), vec![waits_for(1, 10, &[1])])];
     let engine = check(suspended.chain(resumed));
     let of_lease = Waiting {
@@ -138,7 +145,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
         },
         needs: needs(1, true, leased(&[(20, 1)])),
     };
-    assert_eq!(engine.waiting(), [of_lease, of_request]);
+    assert_eq!(all_waiting(&engine), [of_lease, of_request]);
 }
 
 /// A free device is held back for the lost lease, which needs two, so it is not free for a request.
@@ -153,7 +160,7 @@ fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
         (5_200, released(2, 20), vec![]),
     ];
     let engine = check(pair_kept_by_worker_2().into_iter().chain(lost));
-    let waiting = engine.waiting();
+    let waiting = all_waiting(&engine);
     let [of_lease, of_request] = &waiting[..] else {
         panic!("{waiting:?}");
     };

@@ -82,6 +82,7 @@ pub(super) async fn run(config: QueueConfig) -> Result<(), Failure> {
         let listed = list(&url, config.lease).await?;
         match config.lease {
             None if config.json => Ok(stdout::json(&serde_json::json!({
+                "count": listed.count,
                 "waiting": listed.waiting.iter().map(waiting_json).collect::<Vec<_>>(),
             }))),
             None => Ok(to_table(&listed)),
@@ -203,7 +204,12 @@ fn to_table(listed: &WaitingList) -> String {
     if listed.waiting.is_empty() {
         return "nothing waits for devices\n".into();
     }
-    table::text(HEADER, &[0], listed.waiting.iter().map(row))
+    let mut text = table::text(HEADER, &[0], listed.waiting.iter().map(row));
+    let more = (listed.count as usize).saturating_sub(listed.waiting.len());
+    if more > 0 {
+        text += &format!("and {} more\n", human::count(more as u64));
+    }
+    text
 }
 
 fn row(waiting: &Waiting) -> [String; 7] {
@@ -320,6 +326,11 @@ mod tests {
 2  000000000000009b  default   program  2 devices of kind cuda with 40.0 GiB each  1 min 1 s  1 free, 6 leased, 1 held back, 1 out of service
 ";
         assert_eq!(to_table(&listed()), expected);
+        let longer = WaitingList {
+            count: 1236,
+            ..listed()
+        };
+        assert_eq!(to_table(&longer), format!("{expected}and 1,234 more\n"));
         let nothing = to_table(&WaitingList::default());
         assert_eq!(nothing, "nothing waits for devices\n");
     }

@@ -10,16 +10,22 @@ use tensord_scheduler::{NeededDevices, SuitableDevices, Timestamp, Waiter, Waiti
 
 use super::Driver;
 
+/// Number of leases and requests in a list, the first ones. Each needs a pass over all devices of the
+/// pool, while nothing else is decided.
+const MAX_LISTED: usize = 256;
+
 impl Driver {
-    /// Returns what waits, in the order in which it gets devices; only `wanted`, with the leases that have
-    /// suitable devices, if it is given.
+    /// Returns what waits, in the order in which it gets devices, up to [`MAX_LISTED`]; only `wanted`, with
+    /// the leases that have suitable devices, if it is given.
     pub(super) fn list_waiting(&self, wanted: Option<LeaseId>) -> WaitingList {
-        let all = self.engine.waiting();
+        let all = self.engine.waiting_ids();
         let count = number(all.len());
-        let waiting = (1..).zip(&all);
-        let waiting = waiting.filter(|(_, it)| wanted.is_none_or(|wanted| wanted == it.lease));
+        let listed = (1..).zip(all);
+        let listed = listed.filter(|(_, id)| wanted.is_none_or(|wanted| wanted == *id));
+        let waiting = listed.take(MAX_LISTED);
+        let waiting = waiting.filter_map(|(at, id)| Some((at, self.engine.waiting(id)?)));
         let waiting =
-            waiting.map(|(position, it)| self.waiting_info(position, it, wanted.is_some()));
+            waiting.map(|(position, it)| self.waiting_info(position, &it, wanted.is_some()));
         WaitingList {
             waiting: waiting.collect(),
             count,
