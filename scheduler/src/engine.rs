@@ -3,7 +3,7 @@
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs`,
-//! `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
+//! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
 //! - A device has at most one lease, and no lease has a device that does not

@@ -273,16 +273,16 @@ impl Pool {
         })
     }
 
-    /// Returns what those devices are doing that would do for `lease`, which waits: the ones that
-    /// `accepts` accepts.
+    /// Returns how the devices are used that `accepts` accepts as suitable for `lease`, which waits.
     pub(crate) fn suitable(
         &self,
         lease: LeaseId,
-        accepts: impl Fn(&DeviceSpec) -> bool,
+        accepts: impl Fn(WorkerId, &DeviceSpec) -> bool,
     ) -> SuitableDevices {
         let mut suitable = SuitableDevices::default();
         for (&worker, known) in &self.workers {
-            for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(it)) {
+            let free_before = suitable.free;
+            for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
                 let holder = self.held_back.get(&DeviceRef { worker, index });
                 match (usage, holder) {
                     (Usage::Free, Some(holder)) if *holder != lease => {
@@ -296,6 +296,8 @@ impl Pool {
                     (Usage::Unreachable, _) => suitable.unreachable += 1,
                 }
             }
+            let free_here = suitable.free - free_before;
+            suitable.free_at_one_worker = suitable.free_at_one_worker.max(free_here);
         }
         suitable
     }

@@ -1,4 +1,5 @@
-//! What waits for devices, and what the devices that would do are doing, for people who ask why.
+//! The leases and requests that wait for devices, and how the suitable devices are used meanwhile, for
+//! people who ask why.
 
 use std::collections::BTreeMap;
 
@@ -34,14 +35,16 @@ pub enum Waiter {
     },
     /// A lease.
     Lease {
-        /// Why it has no devices; `None` if it was suspended and resumed.
+        /// Why it has no devices; `None` if an administrator or its client has suspended and resumed it.
         cause: Option<EndReason>,
-        /// When it was resumed, if it was.
+        /// When it was resumed; `None` if there is a cause.
         resumed_at: Option<Timestamp>,
-        /// When it ends if it has no devices by then.
+        /// Whether its client is attached. It gets no devices before that.
+        is_client_attached: bool,
+        /// When it ends if it still waits then, or its client is not attached.
         ends_at: Option<Timestamp>,
-        /// The names of the workers that get its snapshots at the moment. Their devices are held back for
-        /// it.
+        /// The names of the workers that have devices for it, which are held back, and get its snapshots at
+        /// the moment.
         receivers: Vec<String>,
     },
 }
@@ -53,25 +56,28 @@ pub struct NeededDevices {
     pub count: usize,
     /// Whether all must be of one worker.
     pub at_one_worker: bool,
-    /// The devices of the pool that would do.
+    /// The suitable devices of the pool.
     pub suitable: SuitableDevices,
 }
 
-/// What those devices of the pool are doing that would do for something that waits.
+/// How the devices are used that are suitable for a lease or request that waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SuitableDevices {
     /// The number of devices that are free for what waits.
     pub free: usize,
+    /// The largest number of these at one worker.
+    pub free_at_one_worker: usize,
     /// The number of devices that each lease has.
     pub leased: BTreeMap<LeaseId, usize>,
     /// The number of free devices that are held back for each lease which waits for more.
     pub held_back: BTreeMap<LeaseId, usize>,
-    /// The number of devices that an ended lease has not left yet.
+    /// The number of devices that an earlier lease, or an earlier process of the same one, has not
+    /// released yet.
     pub ending: usize,
     /// The number of devices that their worker cannot offer at the moment.
     pub out_of_service: usize,
     /// The number of free devices whose worker has no connection to the scheduler.
     pub unreachable: usize,
-    /// The number of free devices whose worker gets no new leases, as it drains.
+    /// The number of devices, leased or free, whose worker gets no new leases, as it drains.
     pub draining: usize,
 }

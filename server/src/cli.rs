@@ -184,11 +184,11 @@ Examples, on the scheduler's host:
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// Explain what a lease or request waits for, who has it, and what would end the wait
+    /// Explain why a lease or request waits: which devices are suitable, and which leases have them
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord why 9a07e170be32795f
-  tensord why 9a07e170be32795f --json | jq '.waiting.needs[].leased_by'")]
+  tensord why 9a07e170be32795f --json | jq '.waiting.needs[]?.leased_by'")]
     Why {
         /// Id of the lease or request, as `tensord queue` and `tensord lease list` show it
         #[arg(value_name = "ID", value_parser = lease_id)]

@@ -103,7 +103,7 @@ impl Engine {
             let free = free.collect();
             return self.pool.hold_back(id, free);
         }
-        let free = self.free_at_keepers(id, lease);
+        let free = self.free_for_lost(id, lease);
         self.pool.hold_back(id, free);
     }
 

@@ -1,8 +1,8 @@
 //! The keepers of durable leases: which worker keeps the snapshots of a lease's sessions.
 //!
 //! A lease is durable if its client asked for that. Each of its workers has a *keeper*: another worker,
-//! best one that has as many devices on which the sessions could go on, as [`Requirement`](crate::device::Requirement) says: of the
-//! same fingerprint, or of the same kind. A worker of the lease itself is no such worker: an all-reduce
+//! best one that has as many devices on which the sessions could go on, of the same fingerprint or of the
+//! same kind ([`Requirement`](crate::device::Requirement)); `keeper_choice.rs` has the rules. A worker of the lease itself is no such worker: an all-reduce
 //! first adds up what the devices of each worker contribute, so devices of two workers must not come
 //! together on one. If there is none, any other worker is the keeper, and hands the snapshots over when
 //! the lease has to go on elsewhere (`destinations.rs`).
@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Has a worker drop what it keeps of a part of a lease that runs.
+    /// Has a worker drop what it keeps of a part of a lease: of the whole lease if it has nothing else of it.
     pub(super) fn drop_kept(&mut self, keeper: WorkerId, id: LeaseId, part: u32) {
         let lease = self.leases.get(id);
         let has_other = lease.is_some_and(|lease| {

@@ -31,8 +31,8 @@ struct KeeperChoice<'a> {
 
 impl Engine {
     /// Returns who is to keep the snapshots of a lease's sessions on `source`. Nobody if no other devices
-    /// could take the place of those of `source`; `None` if one of these is not known. `kept` is of how
-    /// many leases each worker keeps snapshots.
+    /// could take the place of those of `source`; `None` if one of these is not known. `kept` has the number
+    /// of leases whose snapshots each worker keeps.
     pub(super) fn choose_keeper(
         &self,
         id: LeaseId,
@@ -100,7 +100,8 @@ impl KeeperChoice<'_> {
         }
     }
 
-    /// Returns whether a worker will stay, and could start the lease: not before it has released it.
+    /// Returns whether a worker other than `source` will stay, and has released the lease if it has run it:
+    /// it could not start the lease before.
     fn can_keep(&self, worker: WorkerId) -> bool {
         let pool = &self.engine.pool;
         worker != self.source && pool.stays(worker) && !pool.is_ending(worker, self.id)

@@ -287,8 +287,8 @@ impl Engine {
         (!elsewhere.devices.is_empty()).then_some(elsewhere)
     }
 
-    /// Returns the free devices at the workers with the snapshots of a lost lease, which needs more.
-    pub(super) fn free_at_keepers(&self, id: LeaseId, lease: &Lease) -> Vec<DeviceRef> {
+    /// Returns the free devices at a worker that has, or can load, the snapshots of a lost lease.
+    pub(super) fn free_for_lost(&self, id: LeaseId, lease: &Lease) -> Vec<DeviceRef> {
         let places = self.places(id, lease);
         let free = places.iter().flat_map(|place| {
             let (requirement, count) = (&place.requirement, place.devices);

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use tensord_proto::ids::LeaseId;
+use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
+use crate::device::{DeviceSpec, Requirement};
 use crate::lease::{Lease, Standing};
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
@@ -56,52 +57,84 @@ impl Engine {
         let (cause, resumed_at) = match &lease.standing {
             Standing::Running | Standing::Suspended { .. } => return None,
             Standing::Lost(reason) => (Some(what_happened(reason)), None),
-            Standing::Resuming { since, cause } => (cause.clone(), Some(*since)),
+            Standing::Resuming { since, cause } => {
+                (cause.clone(), cause.is_none().then_some(*since))
+            }
         };
-        let receivers = match lease.is_suspended() {
-            true => lease.keepers.values().map(|keeper| keeper.worker).collect(),
-            // Another worker is not involved: a lost lease goes on at its keeper, or at its own worker.
-            false => Vec::new(),
-        };
-        let name = |worker| Some(self.pool.get(worker)?.name().to_owned());
         Some(Waiting {
             lease: id,
             client: lease.owner,
             waiter: Waiter::Lease {
                 cause,
                 resumed_at,
-                ends_at: lease.rejoin_by,
-                receivers: receivers.into_iter().filter_map(name).collect(),
+                is_client_attached: self.attached_owner(id).is_some(),
+                ends_at: lease.ends_at(),
+                receivers: self.receivers(id, lease),
             },
             needs: self.needs_of(id, lease),
         })
     }
 
+    /// Returns the names of the workers that have devices for the parts of a lease and get the snapshots of
+    /// these.
+    fn receivers(&self, id: LeaseId, lease: &Lease) -> Vec<String> {
+        let destinations = self.destinations(id, lease, &self.held_counts());
+        let destinations = (0..).zip(destinations.unwrap_or_default());
+        let receiving = destinations.filter(|(part, it)| lease.receiver(*part) == Some(*it));
+        let name = |(_, worker)| Some(self.pool.get(worker)?.name().to_owned());
+        receiving.filter_map(name).collect()
+    }
+
+    /// Returns the devices that a lease needs, of the workers that have its snapshots or could get them.
     fn needs_of(&self, id: LeaseId, lease: &Lease) -> Vec<NeededDevices> {
-        let parts = lease.parts.iter();
-        let mut needs: Vec<_> = parts
-            .map(|it| (it.requirement.clone(), it.devices))
-            .collect();
-        if needs.is_empty() {
-            let requirement = lease.requirement_elsewhere().into_iter();
-            needs.extend(requirement.map(|it| (it, lease.lease_devices.len())));
+        if let Some(requirement) = lease.lost().and_then(|_| lease.requirement_elsewhere()) {
+            let count = lease.lease_devices.len();
+            let keeper = lease.only_keeper();
+            let store = lease.only_stored().map(|stored| stored.store);
+            let with_store: Vec<_> = self.workers_with_store(store).collect();
+            let can_be_sent =
+                keeper.is_some_and(|it| it.is_kept && self.pool.is_connected(it.worker));
+            let can_run_at = |worker| {
+                let has_snapshots = keeper.is_some_and(|it| it.worker == worker);
+                can_be_sent || has_snapshots || with_store.contains(&worker)
+            };
+            return vec![self.needed(id, count, &requirement, can_run_at)];
         }
-        let needed = needs.into_iter().map(|(requirement, count)| {
-            let suitable = self.pool.suitable(id, |device| requirement.accepts(device));
-            NeededDevices {
-                count,
-                at_one_worker: true,
-                suitable,
-            }
+        let needed = (0..).zip(&lease.parts).map(|(index, part)| {
+            let with_snapshots = self.holders_and_loaders(part);
+            let can_be_sent = self.source_of(id, lease, index, part).is_some();
+            let can_run_at = |worker| {
+                let can_get = can_be_sent && !self.is_avoided(lease, worker);
+                can_get || with_snapshots.contains(&worker)
+            };
+            self.needed(id, part.devices, &part.requirement, can_run_at)
         });
         needed.collect()
+    }
+
+    /// Returns `count` devices of one worker that a part of a lease needs.
+    fn needed(
+        &self,
+        id: LeaseId,
+        count: usize,
+        requirement: &Requirement,
+        can_run_at: impl Fn(WorkerId) -> bool,
+    ) -> NeededDevices {
+        let is_suitable = |worker: WorkerId, device: &DeviceSpec| {
+            can_run_at(worker) && requirement.accepts(device)
+        };
+        NeededDevices {
+            count,
+            at_one_worker: true,
+            suitable: self.pool.suitable(id, is_suitable),
+        }
     }
 
     fn waiting_request(&self, queued: &QueuedRequest) -> Waiting {
         let demand = &queued.demand;
         let suitable = self
             .pool
-            .suitable(queued.lease, |device| demand.accepts(device));
+            .suitable(queued.lease, |_, device| demand.accepts(device));
         Waiting {
             lease: queued.lease,
             client: Some(queued.client),
@@ -118,8 +151,8 @@ impl Engine {
     }
 }
 
-/// Returns what happened to the worker of a lost lease: the reason for its end, which it is if no devices
-/// become free, names other places as well.
+/// Returns what happened to the worker of a lost lease. The reason that the lease has for its end may also
+/// name the places at which it could have gone on.
 pub(super) fn what_happened(reason: &EndReason) -> EndReason {
     match reason {
         EndReason::NotReplaced { gone, .. } => (**gone).clone(),

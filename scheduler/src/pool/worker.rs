@@ -61,7 +61,7 @@ pub(super) enum Usage {
     /// A new lease may get it.
     Free,
     Leased(LeaseId),
-    /// An ended lease has not left it yet.
+    /// An earlier lease has not released it yet.
     Ending,
     /// Its worker gets no new leases.
     Draining,
@@ -234,10 +234,11 @@ impl Worker {
         let can_be_granted = self.grants.get(at).is_some_and(Grants::can_rise);
         let is_out_of_service = self.out_of_service.contains_key(&index) || !can_be_granted;
         match self.leases.get(at).copied().flatten() {
+            // The end of a lease does not make such a device free.
+            _ if self.is_draining() => Usage::Draining,
+            _ if is_out_of_service => Usage::OutOfService,
             Some(lease) => Usage::Leased(lease),
             None if self.is_ending(index) => Usage::Ending,
-            None if self.is_draining() => Usage::Draining,
-            None if is_out_of_service => Usage::OutOfService,
             // The worker may be dead.
             None if self.stream.is_none() => Usage::Unreachable,
             None => Usage::Free,

@@ -1,4 +1,4 @@
-//! What waits for devices, in which order, and what the devices are doing that would do.
+//! The leases and requests that wait for devices, their order, and how the suitable devices are used.
 
 use std::slice;
 
@@ -35,7 +35,7 @@ fn all_waiting(engine: &Engine) -> Vec<Waiting> {
 }
 
 #[test]
-fn request_waits_for_what_its_devices_are_doing() {
+fn devices_are_counted_by_how_they_are_used() {
     let demand = Demand {
         devices: 8,
         kind: Some("cuda".into()),
@@ -89,6 +89,7 @@ fn request_waits_for_what_its_devices_are_doing() {
     ]);
     let suitable = SuitableDevices {
         free: 4,
+        free_at_one_worker: 3,
         ending: 1,
         out_of_service: 1,
         unreachable: 2,
@@ -140,6 +141,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
         waiter: Waiter::Lease {
             cause: None,
             resumed_at: Some(at(6)),
+            is_client_attached: true,
             ends_at: None,
             receivers: Vec::new(),
         },
@@ -170,12 +172,14 @@ fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
             name: "w1".into(),
         }),
         resumed_at: None,
+        is_client_attached: true,
         ends_at: Some(at(5_000 + 3_600_000)),
         receivers: Vec::new(),
     };
     assert_eq!(of_lease.waiter, expected);
     let suitable = SuitableDevices {
         free: 1,
+        free_at_one_worker: 1,
         ..leased(&[(30, 1)])
     };
     assert_eq!(of_lease.needs, needs(2, true, suitable));

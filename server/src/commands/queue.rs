@@ -29,7 +29,7 @@ const HEADER: [&str; 7] = [
 /// The JSON for what waits. Programs depend on the field names.
 #[derive(Serialize)]
 struct WaitingJson<'a> {
-    /// 1 is next.
+    /// Its position among all that wait, leases included, from 1 on.
     position: u32,
     /// The lease's id; of a request, the id that its lease gets.
     id: String,
@@ -39,31 +39,35 @@ struct WaitingJson<'a> {
     token: &'a str,
     /// What was requested, in words; null for a lease.
     requested: Option<&'a str>,
-    /// Null for a lease whose worker was lost.
+    /// Null for a lease with a cause.
     waited_ms: Option<u64>,
-    /// When a lease ends if it has no devices by then.
+    /// The time after which a lease ends if it still waits then, or its program is not connected.
     ends_in_ms: Option<u64>,
     /// Why a lease has no devices; null if it was suspended and resumed.
     cause: Option<&'a str>,
     /// The workers that get the lease's snapshots, and have devices for it.
     receivers: &'a [String],
+    /// Whether it is a lease whose program is not connected.
+    program_away: bool,
     needs: Vec<NeedsJson<'a>>,
 }
 
-/// The JSON for a number of devices that are needed, and what those are doing that would do.
+/// The JSON for a number of devices that are needed, and how the suitable ones are used.
 #[derive(Serialize)]
 struct NeedsJson<'a> {
     devices: u32,
     at_one_worker: bool,
     free: u32,
+    free_at_one_worker: u32,
     leased: u32,
     held_back: u32,
     ending: u32,
     out_of_service: u32,
     unreachable: u32,
     draining: u32,
-    /// Of `tensord why` only; otherwise empty, as is the next one.
+    /// Filled by `tensord why` only.
     leased_by: Vec<DevicesOfLeaseJson<'a>>,
+    /// Filled by `tensord why` only.
     held_back_for: Vec<DevicesOfLeaseJson<'a>>,
 }
 
@@ -86,7 +90,7 @@ pub(super) async fn run(config: QueueConfig) -> Result<(), Failure> {
                 "waiting": listed.waiting.iter().map(waiting_json).collect::<Vec<_>>(),
             }))),
             None => Ok(to_table(&listed)),
-            Some(id) => why(&url, id, &listed, config.json).await,
+            Some(id) => why(id, &listed, config.json),
         }
     });
     stdout::print(&text.await?)
@@ -106,16 +110,9 @@ async fn list(url: &PoolUrl, lease: Option<LeaseId>) -> Result<WaitingList, Admi
 ///
 /// # Errors
 ///
-/// If there is none with this id, and those of the call.
-async fn why(
-    url: &PoolUrl,
-    id: LeaseId,
-    listed: &WaitingList,
-    json: bool,
-) -> Result<String, AdminError> {
-    let waiting = listed.waiting.first();
-    let leases = leases::list(url).await?;
-    let lease = leases.iter().find(|lease| lease.lease_id == id.0);
+/// If there is none with this id.
+fn why(id: LeaseId, listed: &WaitingList, json: bool) -> Result<String, AdminError> {
+    let (waiting, lease) = (listed.waiting.first(), listed.lease.as_ref());
     if waiting.is_none() && lease.is_none() {
         return Err(AdminError::NothingWithId(id));
     }
@@ -136,14 +133,14 @@ async fn why(
 /// Returns what a lease does that does not wait.
 fn does_not_wait(lease: &LeaseInfo) -> String {
     let id = leases::lease_name(lease);
-    match lease.suspended_at.is_empty() {
-        true => {
-            let places = leases::places_text(lease);
-            format!("lease {id} does not wait: it has {places}\n")
-        }
-        false => format!(
-            "lease {id} does not wait: it is suspended until `tensord lease resume {id}`, or its program, resumes it\n"
+    let places = leases::places_text(lease);
+    match (lease.suspended_at.is_empty(), places.is_empty()) {
+        (false, _) => format!(
+            "lease {id} does not wait for devices: it is suspended; `tensord lease resume {id}` lets it go on\n"
         ),
+        (true, false) => format!("lease {id} does not wait: it has {places}\n"),
+        // After a restart of the scheduler.
+        (true, true) => format!("lease {id} waits until all its workers have joined again\n"),
     }
 }
 
@@ -162,6 +159,7 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         ends_in_ms: waiting.ends_in_ms,
         cause: some(&waiting.cause),
         receivers: &waiting.receivers,
+        program_away: waiting.client_away,
         needs: waiting.needs.iter().map(needs_json).collect(),
     }
 }
@@ -171,6 +169,7 @@ fn needs_json(needed: &NeededDevices) -> NeedsJson<'_> {
         devices: needed.count,
         at_one_worker: needed.at_one_worker,
         free: needed.free,
+        free_at_one_worker: needed.free_at_one_worker,
         leased: needed.leased,
         held_back: needed.held_back,
         ending: needed.ending,
@@ -239,13 +238,13 @@ fn wanted_text(waiting: &Waiting) -> String {
     }
 }
 
-/// Returns what the devices are doing that would do, such as `1 free, 2 leased`.
+/// Returns how the suitable devices are used, such as `1 free, 2 leased`.
 fn suitable_text(needed: &NeededDevices) -> String {
     let counts = [
         (needed.free, "free"),
         (needed.leased, "leased"),
         (needed.held_back, "held back"),
-        (needed.ending, "not left by an ended lease"),
+        (needed.ending, "not released yet"),
         (needed.out_of_service, "out of service"),
         (needed.unreachable, "of workers without connection"),
         (needed.draining, "of workers that drain"),
@@ -277,12 +276,14 @@ mod tests {
             position: 1,
             ends_in_ms: Some(3_540_000),
             cause: "worker gpu-1 was lost".into(),
+            client_away: true,
             receivers: vec!["gpu-3".into()],
             needs: vec![
                 NeededDevices {
                     count: 1,
                     at_one_worker: true,
-                    free: 1,
+                    free: 3,
+                    free_at_one_worker: 1,
                     ..NeededDevices::default()
                 },
                 NeededDevices {
@@ -315,6 +316,7 @@ mod tests {
         WaitingList {
             waiting: vec![lease, request],
             count: 2,
+            lease: None,
         }
     }
 
@@ -322,7 +324,7 @@ mod tests {
     fn what_waits_is_listed_in_order() {
         let expected = "\
 #  ID                TENANT    TOKEN    WAITS FOR                                  WAITED     SUITABLE DEVICES
-1  000000000000009a  research  ci       3 devices of 2 workers, like those it had             1 free; none
+1  000000000000009a  research  ci       3 devices of 2 workers, like those it had             3 free; none
 2  000000000000009b  default   program  2 devices of kind cuda with 40.0 GiB each  1 min 1 s  1 free, 6 leased, 1 held back, 1 out of service
 ";
         assert_eq!(to_table(&listed()), expected);
@@ -368,6 +370,14 @@ mod tests {
             does_not_wait(&lease),
             "lease 000000000000009a does not wait: it has gpu-1 cuda:0,1\n"
         );
+        let without_worker = LeaseInfo {
+            lease_id: 0x9a,
+            ..LeaseInfo::default()
+        };
+        assert_eq!(
+            does_not_wait(&without_worker),
+            "lease 000000000000009a waits until all its workers have joined again\n"
+        );
         let suspended = LeaseInfo {
             lease_id: 0x9a,
             suspended_at: vec!["gpu-1".into()],
@@ -375,7 +385,7 @@ mod tests {
         };
         assert_eq!(
             does_not_wait(&suspended),
-            "lease 000000000000009a does not wait: it is suspended until `tensord lease resume 000000000000009a`, or its program, resumes it\n"
+            "lease 000000000000009a does not wait for devices: it is suspended; `tensord lease resume 000000000000009a` lets it go on\n"
         );
     }
 }

@@ -38,7 +38,7 @@ const EVENT_DEADLINE: Duration = Duration::from_secs(5);
 /// A training, with tensors that it keeps.
 pub(super) struct Training {
     trainer: Trainer,
-    /// Steps of the trainer.
+    /// Number of steps that the trainer has taken.
     steps: usize,
     batches: std::iter::Cycle<std::vec::IntoIter<Batch>>,
     /// Kept, so that snapshots have them.
@@ -99,12 +99,17 @@ impl Training {
             self.state.swap(*next, last);
             *next = (*next + 1) % self.state.len();
         }
-        if self.steps + steps > MAX_STEPS {
-            (self.trainer, self.steps) = (trainer_on(&self.lease.devices()[0]), 0);
-        }
+        self.start_anew_if_due(steps);
         self.steps += steps;
         self.trainer.steps(self.batches.by_ref().take(steps))?;
         Ok(())
+    }
+
+    /// Starts the training anew if it would have more than [`MAX_STEPS`] after `steps`.
+    fn start_anew_if_due(&mut self, steps: usize) {
+        if self.steps + steps > MAX_STEPS {
+            (self.trainer, self.steps) = (trainer_on(&self.lease.devices()[0]), 0);
+        }
     }
 
     /// Trains until `commits` more snapshots were kept.
@@ -129,6 +134,7 @@ impl Training {
         let mut longest = BTreeMap::<u64, f64>::new();
         let mut journal_bytes = 0;
         while begun.elapsed() < duration {
+            self.start_anew_if_due(STEPS_PER_READ);
             let read_at = Instant::now();
             self.run(STEPS_PER_READ)?;
             let read_ms = read_at.elapsed().as_secs_f64() * 1000.0;

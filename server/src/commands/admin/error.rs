@@ -49,7 +49,7 @@ pub(crate) enum AdminError {
     },
     /// There is no such lease or request.
     #[error(
-        "the pool has no lease or request {0}; it may be over; `tensord queue` and `tensord lease list` show what there is"
+        "the pool has no lease or request {0}; it may be over, or a new request of its program; `tensord queue` and `tensord lease list` show what there is"
     )]
     NothingWithId(LeaseId),
     /// The token has characters that a header cannot carry.

@@ -43,10 +43,16 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
         line("devices", &devices_text(needed));
         let leased = needed.leased_by.iter().map(|it| leased_text(it, "has"));
         let waiting_leases = needed.held_back_for.iter();
-        let held_back = waiting_leases.map(|it| leased_text(it, "waits, and gets"));
+        let held_back = waiting_leases.map(held_back_text);
         for lease in leased.chain(held_back) {
             line("", &lease);
         }
+    }
+    if waiting.client_away {
+        line(
+            "program",
+            "not connected to the scheduler; the lease goes on once it is",
+        );
     }
     if !waiting.receivers.is_empty() {
         let receivers = waiting.receivers.join(" and ");
@@ -55,22 +61,29 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
             &format!("its snapshots are being sent to {receivers}"),
         );
     }
-    line("ends when", &ends_text(waiting));
+    line("may end if", &ends_text(waiting));
     if let Some(ends_in_ms) = waiting.ends_in_ms {
         let ends_in = human::duration(ends_in_ms);
+        let missing = match waiting.client_away {
+            true => "its program is not connected",
+            false => "it has no devices",
+        };
         line(
             "time limit",
-            &format!("the lease ends in {ends_in} if it has no devices by then"),
+            &format!("the lease ends in {ends_in} if {missing} by then"),
         );
     }
-    line("estimate", "none: leases have no limit of time");
+    line(
+        "estimate",
+        "none, as a lease may keep its devices for any time",
+    );
     text
 }
 
 /// Returns the rule by which it gets devices.
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
-        true => "leases that are to go on get devices before all requests",
+        true => "leases that are to go on get devices before requests",
         false => {
             "requests get devices in the order of their arrival, but a later one that fits does not wait"
         }
@@ -83,10 +96,14 @@ fn devices_text(needed: &NeededDevices) -> String {
         false => "",
     };
     let count = human::plural(needed.count as usize, "device");
-    format!(
-        "{count}{place}; of those that would do: {}",
-        suitable_text(needed)
-    )
+    let place = match needed.at_one_worker && needed.free > needed.free_at_one_worker {
+        true => format!(
+            "{place} (at most {} free at one)",
+            needed.free_at_one_worker
+        ),
+        false => place.to_owned(),
+    };
+    format!("{count}{place}; suitable: {}", suitable_text(needed))
 }
 
 fn leased_text(devices: &DevicesOfLease, has: &str) -> String {
@@ -106,20 +123,37 @@ fn holder(tenant: &str, token: &str) -> String {
     }
 }
 
-/// Returns what would end the wait.
+fn held_back_text(devices: &DevicesOfLease) -> String {
+    let id = LeaseId(devices.lease_id);
+    let (count, holder) = (devices.count, holder(&devices.tenant, &devices.token));
+    format!("{count} held back for lease {id}{holder}, which waits for more")
+}
+
+/// Returns what may end the wait. One such change may not be enough.
 fn ends_text(waiting: &Waiting) -> String {
     let any = |count: fn(&NeededDevices) -> u32| waiting.needs.iter().any(|it| count(it) > 0);
+    let is_spread = |it: &NeededDevices| it.at_one_worker && it.free > it.free_at_one_worker;
+    let is_lease = waiting.requested.is_empty();
     let ends = [
-        (!waiting.receivers.is_empty(), "the snapshots have arrived"),
+        (waiting.client_away, "its program connects again"),
+        (!waiting.receivers.is_empty(), "its snapshots arrive"),
+        (
+            is_lease && !waiting.cause.is_empty(),
+            "its worker joins again",
+        ),
         (
             any(|it| it.leased),
-            "one of these leases ends or is suspended",
+            "a lease with suitable devices ends or is suspended",
         ),
         (
             any(|it| it.held_back),
-            "the leases that wait have got their devices",
+            "a lease for which devices are held back goes on elsewhere, or ends",
         ),
-        (any(|it| it.ending), "an ended lease has left its devices"),
+        (any(|it| it.ending), "a device is released"),
+        (
+            waiting.needs.iter().any(is_spread),
+            "more devices of one worker are free",
+        ),
         (any(|it| it.out_of_service), "a device is in service again"),
         (any(|it| it.unreachable), "a worker connects again"),
         (any(|it| it.draining), "a worker no longer drains"),
@@ -144,12 +178,12 @@ mod tests {
 request 000000000000009b of tenant default (token program) waits for 2 devices of kind cuda with 40.0 GiB each
   waited     1 min 1 s
   position   2 of 2; requests get devices in the order of their arrival, but a later one that fits does not wait
-  devices    2 devices; of those that would do: 1 free, 6 leased, 1 held back, 1 out of service
+  devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
              lease 000000000000009c of tenant research (token ci) has 4 devices
              lease 000000000000009d of tenant research (token night) has 2 devices
-             lease 000000000000009a of tenant research (token ci) waits, and gets 1 device
-  ends when  one of these leases ends or is suspended, or the leases that wait have got their devices, or a device is in service again, or a worker with such devices joins
-  estimate   none: leases have no limit of time
+             1 held back for lease 000000000000009a of tenant research (token ci), which waits for more
+  may end if a lease with suitable devices ends or is suspended, or a lease for which devices are held back goes on elsewhere, or ends, or a device is in service again, or a worker with such devices joins
+  estimate   none, as a lease may keep its devices for any time
 ";
         assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
     }
@@ -160,13 +194,14 @@ request 000000000000009b of tenant default (token program) waits for 2 devices o
         let expected = "\
 lease 000000000000009a of tenant research (token ci) waits for 3 devices of 2 workers, like those it had
   cause      worker gpu-1 was lost
-  position   1 of 2; leases that are to go on get devices before all requests
-  devices    1 device at one worker; of those that would do: 1 free
-  devices    2 devices at one worker; of those that would do: none
+  position   1 of 2; leases that are to go on get devices before requests
+  devices    1 device at one worker (at most 1 free at one); suitable: 3 free
+  devices    2 devices at one worker; suitable: none
+  program    not connected to the scheduler; the lease goes on once it is
   moving     its snapshots are being sent to gpu-3
-  ends when  the snapshots have arrived, or a worker with such devices joins
-  time limit the lease ends in 59 min 0 s if it has no devices by then
-  estimate   none: leases have no limit of time
+  may end if its program connects again, or its snapshots arrive, or its worker joins again, or more devices of one worker are free, or a worker with such devices joins
+  time limit the lease ends in 59 min 0 s if its program is not connected by then
+  estimate   none, as a lease may keep its devices for any time
 ";
         assert_eq!(explanation(&listed.waiting[0], listed.count), expected);
     }

@@ -98,7 +98,7 @@ impl Driver {
         self.engine.lease(lease)?.suspension
     }
 
-    fn lease_info(&self, id: LeaseId) -> Option<LeaseInfo> {
+    pub(super) fn lease_info(&self, id: LeaseId) -> Option<LeaseInfo> {
         let lease = self.engine.lease(id)?;
         let LeaseSnapshot {
             owner,

@@ -29,6 +29,7 @@ impl Driver {
         WaitingList {
             waiting: waiting.collect(),
             count,
+            lease: wanted.and_then(|id| self.lease_info(id)),
         }
     }
 
@@ -56,9 +57,11 @@ impl Driver {
             Waiter::Lease {
                 cause,
                 resumed_at,
+                is_client_attached,
                 ends_at,
                 receivers,
             } => v1::Waiting {
+                client_away: !is_client_attached,
                 waited_ms: resumed_at.map(since),
                 ends_in_ms: ends_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
                 cause: cause.as_ref().map_or_else(String::new, ToString::to_string),
@@ -76,6 +79,7 @@ impl Driver {
         } = needed;
         let SuitableDevices {
             free,
+            free_at_one_worker,
             leased,
             held_back,
             ending,
@@ -91,6 +95,7 @@ impl Driver {
             count: number(*count),
             at_one_worker: *at_one_worker,
             free: number(*free),
+            free_at_one_worker: number(*free_at_one_worker),
             leased: number(leased.values().sum()),
             held_back: number(held_back.values().sum()),
             ending: number(*ending),
