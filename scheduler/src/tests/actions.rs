@@ -6,7 +6,7 @@ use super::world::{
     KnownWorker, SimLease, SimRequest, SimWorker, World, can_replace, engine_at, store_of,
 };
 use super::*;
-use crate::lease::{KeptHere, Lease, SuspendedPart};
+use crate::lease::{Keeper, KeptHere, Lease, SuspendedPart};
 
 /// The records that a scheduler finds after a restart.
 #[derive(Clone, Copy, Debug)]
@@ -210,8 +210,8 @@ impl World {
             let lacks = lease.kept_at.get(&source) == Some(&KeptHere::Lacking);
             let is_kept = stays(source) && (Some(source) == died || !lacks);
             let is_connected = |id: WorkerId| known(id).is_some_and(|known| known.connected);
-            let at_keeper =
-                keeper.filter(|it| it.is_kept && stays(it.worker) && is_connected(it.worker));
+            let at_keeper = keeper.and_then(Keeper::with_snapshots);
+            let at_keeper = at_keeper.filter(|it| stays(*it) && is_connected(*it));
             let own = is_kept.then_some(source).into_iter();
             let is_known = keeper.is_some()
                 || store.is_some()
@@ -221,7 +221,7 @@ impl World {
                 devices: devices.len(),
                 // The world takes it from the engine.
                 requirement: NEEDS_16_GIB,
-                holders: own.chain(at_keeper.map(|keeper| keeper.worker)).collect(),
+                holders: own.chain(at_keeper).collect(),
                 store,
             })
         };

@@ -342,3 +342,38 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
         },
     ]);
 }
+
+/// One of two workers is lost when its new keeper has no snapshots yet, and the one before has them. The
+/// first requests determine the number of the last, and with it what worker 0 reports of its lease.
+#[test]
+fn worker_is_lost_while_its_keeper_is_replaced() {
+    let request = |client, devices, kind: Option<&str>, durability| Op::Request {
+        client,
+        demand: Demand {
+            devices,
+            kind: kind.map(str::to_owned),
+            memory_bytes: 0,
+            durability,
+            recover_within: None,
+        },
+    };
+    check_any(vec![
+        request(0, 1, Some("flex"), Durability::Off),
+        request(0, 4, Some("cuda"), Durability::Off),
+        request(2, 1, None, Durability::Off),
+        request(0, 1, None, Durability::Off),
+        request(0, 2, None, Durability::Exact),
+        Op::SnapshotsKept {
+            worker: 0,
+            all: true,
+        },
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        Op::Join {
+            worker: 0,
+            changed: true,
+        },
+    ]);
+}
