@@ -200,7 +200,7 @@ fn parts_of_a_lease_are_handed_over_to_different_workers() {
 }
 
 /// Client 2 has the device of the only holder of lease 10, which is resumed.
-fn resumed_while_its_holder_is_busy() -> Vec<Step> {
+pub(super) fn resumed_while_its_holder_is_busy() -> Vec<Step> {
     let mut steps = suspended_at_worker_1();
     steps.extend([
         (5, attach(2), vec![]),

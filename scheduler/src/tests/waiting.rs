@@ -2,7 +2,8 @@
 
 use std::slice;
 
-use super::durable::{granted_exact, interrupted};
+use super::durable::{granted_exact, interrupted, keep, lost_while_worker_2_is_busy};
+use super::handover::resumed_while_its_holder_is_busy;
 use super::moves::{drain, pair_kept_by_worker_2};
 use super::suspension::{resume, suspended_at_worker_1, waits_for};
 use super::*;
@@ -188,4 +189,70 @@ fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
         ..leased(&[(30, 1)])
     };
     assert_eq!(of_request.needs, needs(1, false, suitable));
+}
+
+/// Its devices at another worker are held back while that one gets the snapshots.
+#[test]
+fn resumed_lease_names_the_workers_that_get_its_snapshots() {
+    let steps = resumed_while_its_holder_is_busy();
+    let receivers = |engine: &Engine| {
+        let waiting = engine.waiting(LeaseId(10)).expect("it waits");
+        let Waiter::Lease { receivers, .. } = waiting.waiter else {
+            panic!("{waiting:?}");
+        };
+        (receivers, waiting.needs)
+    };
+    let busy = needs(1, true, leased(&[(20, 1)]));
+    assert_eq!(receivers(&check(steps.clone())), (vec![], busy));
+    let joins = (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]);
+    let suitable = SuitableDevices {
+        free: 1,
+        free_at_one_worker: 1,
+        ..leased(&[(20, 1)])
+    };
+    let free = needs(1, true, suitable);
+    let engine = check(steps.into_iter().chain([joins]));
+    assert_eq!(receivers(&engine), (vec!["w2".into()], free));
+}
+
+/// The program of a lost lease has ended, or is cut off.
+#[test]
+fn lost_lease_without_its_program_ends_earlier_and_waits_for_it() {
+    let lost = [(5_100, client_disconnected(1), vec![])];
+    let engine = check(lost_while_worker_2_is_busy().into_iter().chain(lost));
+    let waiting = engine.waiting(LeaseId(10)).expect("it waits");
+    let expected = Waiter::Lease {
+        cause: Some(EndReason::WorkerLost {
+            worker: WorkerId(1),
+            name: "w1".into(),
+        }),
+        resumed_at: None,
+        is_client_attached: false,
+        ends_at: Some(at(5_100 + 30_000)),
+        receivers: Vec::new(),
+    };
+    assert_eq!(waiting.waiter, expected);
+}
+
+#[test]
+fn leased_device_of_a_worker_that_drains_is_not_one_that_its_lease_could_free() {
+    let engine = check([
+        (0, join(1, &[flex(1)]), vec![]),
+        (0, attach(8), vec![]),
+        (0, request(8, 1, 1), vec![granted(8, 1, &[(1, 0, flex(1))])]),
+        (1, join(2, &[flex(1)]), vec![]),
+        (2, request(8, 2, 1), vec![granted(8, 2, &[(2, 0, flex(1))])]),
+        (3, join(3, &[flex(1), flex(1), flex(1)]), vec![]),
+        (3, request(8, 3, 4), vec![queued(8, 3, 1)]),
+        (4, drain(2, true), vec![]),
+    ]);
+    let suitable = SuitableDevices {
+        free: 3,
+        free_at_one_worker: 3,
+        draining: 1,
+        ..leased(&[(10, 1)])
+    };
+    let waiting = engine.waiting(LeaseId(30)).expect("it waits");
+    assert_eq!(waiting.needs, needs(4, false, suitable));
+    assert_eq!(engine.waiting(LeaseId(10)), None);
 }
