@@ -268,7 +268,11 @@ impl World {
             let part = &lease.parts[keeper.part as usize];
             let drains = known(source).is_some_and(KnownWorker::is_draining);
             let stays = known(&keeper.worker).is_some_and(|it| !it.is_draining());
-            let is_needed = drains || destinations.contains(&keeper.worker);
+            // The handover need not begin anew if the stream breaks for a moment, although the devices cannot
+            // be held back meanwhile.
+            let is_away_briefly = known(&keeper.worker)
+                .is_some_and(|it| !it.connected && self.now - it.last_beat < 2_000);
+            let is_needed = drains || destinations.contains(&keeper.worker) || is_away_briefly;
             assert!(
                 self.leases.is_none() || is_needed && stays,
                 "{id} hands over"

@@ -377,3 +377,37 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
         },
     ]);
 }
+
+/// At the end, the worker that gets the snapshots of a lease that waits is cut off as well.
+#[test]
+fn worker_is_cut_off_while_it_gets_snapshots() {
+    let request = |devices, durability| Op::Request {
+        client: 0,
+        demand: Demand {
+            devices,
+            kind: None,
+            memory_bytes: 0,
+            durability,
+            recover_within: None,
+        },
+    };
+    check_any(vec![
+        request(1, Durability::Auto),
+        Op::Wait { millis: 5000 },
+        Op::SnapshotsKept {
+            worker: 1,
+            all: true,
+        },
+        request(2, Durability::Off),
+        Op::WorkerDisconnected { worker: 1 },
+        Op::Wait { millis: 0 },
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        Op::Drain {
+            worker: 1,
+            is_drained: false,
+        },
+    ]);
+}
