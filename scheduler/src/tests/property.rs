@@ -411,3 +411,25 @@ fn worker_is_cut_off_while_it_gets_snapshots() {
         },
     ]);
 }
+
+/// Another worker has the snapshots of one of them only.
+#[test]
+fn both_workers_of_a_lease_are_lost_at_once() {
+    let demand = Demand {
+        devices: 3,
+        kind: None,
+        memory_bytes: 0,
+        durability: Durability::Exact,
+        recover_within: None,
+    };
+    check_any(vec![
+        Op::Request { client: 0, demand },
+        Op::SnapshotsKept {
+            worker: 0,
+            all: true,
+        },
+        Op::WorkerDisconnected { worker: 1 },
+        Op::WorkerDisconnected { worker: 0 },
+        Op::Wait { millis: 5000 },
+    ]);
+}
