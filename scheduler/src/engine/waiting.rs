@@ -78,6 +78,9 @@ impl Engine {
     /// Returns the names of the workers that have devices for the parts of a lease and get the snapshots of
     /// these.
     fn receivers(&self, id: LeaseId, lease: &Lease) -> Vec<String> {
+        if lease.lost().is_some() || lease.keepers.is_empty() {
+            return Vec::new();
+        }
         let destinations = self.destinations(id, lease, &self.held_counts());
         let destinations = (0..).zip(destinations.unwrap_or_default());
         let receiving = destinations.filter(|(part, it)| lease.receiver(*part) == Some(*it));

@@ -55,7 +55,7 @@ impl Grants {
     }
 }
 
-/// What a device is doing.
+/// How a device is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     /// A new lease may get it.
@@ -223,7 +223,7 @@ impl Worker {
         accepted.map(|(index, device, _)| (device.memory_bytes, index))
     }
 
-    /// Returns all devices, by index, with what each is doing.
+    /// Returns all devices, by index, with how each is used.
     pub(super) fn devices(&self) -> impl Iterator<Item = (u32, &DeviceSpec, Usage)> {
         let devices = (0..).zip(&self.registration.devices);
         devices.map(|(index, device)| (index, device, self.usage(index)))

@@ -59,7 +59,7 @@ fn lease_of_several_devices_moves_as_a_whole() {
 
 /// Lease 10 of client 1 has both devices of worker 1, and worker 2, which has as many, keeps its
 /// snapshots. Client 2 has a device of worker 2.
-pub(super) fn pair_kept_by_worker_2() -> Vec<Step> {
+fn pair_kept_by_worker_2() -> Vec<Step> {
     let here = [(1, 0, exact(16)), (1, 1, exact(16))];
     vec![
         (0, join(1, &[exact(16), exact(16)]), vec![]),
@@ -93,20 +93,28 @@ fn lost_lease_ends_when_its_time_is_over() {
     ended_after(Duration::MAX, 5 + 24 * 3600);
 }
 
-#[test]
-fn devices_are_held_back_for_a_lost_lease_that_needs_several() {
-    let lost = [
+/// Lease 10, which needs two devices, is lost. One of its keeper is free, and two requests wait.
+pub(super) fn lost_with_one_free_device() -> Vec<Step> {
+    let mut steps = pair_kept_by_worker_2();
+    steps.extend([
         (2, request(2, 3, 1), vec![granted_exact(2, 3, 2, 1)]),
         (2, request(2, 4, 1), vec![queued(2, 4, 1)]),
         (3, worker_disconnected(1), vec![]),
         (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
         (5_100, release(2, 20), vec![end_lease(2, 20)]),
         (5_200, released(2, 20), vec![]),
+    ]);
+    steps
+}
+
+#[test]
+fn devices_are_held_back_for_a_lost_lease_that_needs_several() {
+    let waits = [
         (5_300, request(2, 5, 1), vec![queued(2, 5, 2)]),
         (5_400, release(2, 30), vec![end_lease(2, 30)]),
         (5_500, released(2, 30), vec![moved_to(1, 10, 1, 2, &[0, 1])]),
     ];
-    check(pair_kept_by_worker_2().into_iter().chain(lost));
+    check(lost_with_one_free_device().into_iter().chain(waits));
 }
 
 #[test]

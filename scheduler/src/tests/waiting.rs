@@ -2,9 +2,9 @@
 
 use std::slice;
 
-use super::durable::{granted_exact, interrupted, keep, lost_while_worker_2_is_busy};
+use super::durable::{granted_exact, keep, lost_while_worker_2_is_busy};
 use super::handover::resumed_while_its_holder_is_busy;
-use super::moves::{drain, pair_kept_by_worker_2};
+use super::moves::{drain, lost_with_one_free_device};
 use super::suspension::{resume, suspended_at_worker_1, waits_for};
 use super::*;
 use crate::{NeededDevices, SuitableDevices, Waiting};
@@ -154,24 +154,13 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
 /// A free device is held back for the lost lease, which needs two, so it is not free for a request.
 #[test]
 fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
-    let lost = [
-        (2, request(2, 3, 1), vec![granted_exact(2, 3, 2, 1)]),
-        (2, request(2, 4, 1), vec![queued(2, 4, 1)]),
-        (3, worker_disconnected(1), vec![]),
-        (5_000, tick(), vec![interrupted(1, 10, 1, 2)]),
-        (5_100, release(2, 20), vec![end_lease(2, 20)]),
-        (5_200, released(2, 20), vec![]),
-    ];
-    let engine = check(pair_kept_by_worker_2().into_iter().chain(lost));
+    let engine = check(lost_with_one_free_device());
     let waiting = all_waiting(&engine);
     let [of_lease, of_request] = &waiting[..] else {
         panic!("{waiting:?}");
     };
     let expected = Waiter::Lease {
-        cause: Some(EndReason::WorkerLost {
-            worker: WorkerId(1),
-            name: "w1".into(),
-        }),
+        cause: Some(lost(1)),
         resumed_at: None,
         is_client_attached: true,
         ends_at: Some(at(5_000 + 3_600_000)),
@@ -218,14 +207,11 @@ fn resumed_lease_names_the_workers_that_get_its_snapshots() {
 /// The program of a lost lease has ended, or is cut off.
 #[test]
 fn lost_lease_without_its_program_ends_earlier_and_waits_for_it() {
-    let lost = [(5_100, client_disconnected(1), vec![])];
-    let engine = check(lost_while_worker_2_is_busy().into_iter().chain(lost));
+    let away = [(5_100, client_disconnected(1), vec![])];
+    let engine = check(lost_while_worker_2_is_busy().into_iter().chain(away));
     let waiting = engine.waiting(LeaseId(10)).expect("it waits");
     let expected = Waiter::Lease {
-        cause: Some(EndReason::WorkerLost {
-            worker: WorkerId(1),
-            name: "w1".into(),
-        }),
+        cause: Some(lost(1)),
         resumed_at: None,
         is_client_attached: false,
         ends_at: Some(at(5_100 + 30_000)),
