@@ -142,19 +142,17 @@ pub(super) fn lease_name(lease: &LeaseInfo) -> String {
 
 /// Formats `leases` as JSON, with a newline at the end.
 fn to_json(leases: &[LeaseInfo]) -> String {
-    let leases: Vec<_> = leases.iter().map(lease).collect();
+    let leases: Vec<_> = leases.iter().map(json_of).collect();
     stdout::json(&serde_json::json!({ "leases": leases }))
+}
+
+/// Returns `None` for the empty text, which stands for an absent one in messages.
+pub(super) fn non_empty(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Returns the JSON for a lease.
 pub(super) fn json_of(lease: &LeaseInfo) -> impl Serialize {
-    self::lease(lease)
-}
-
-fn lease(lease: &LeaseInfo) -> Lease<'_> {
-    fn some(text: &str) -> Option<&str> {
-        Some(text).filter(|text| !text.is_empty())
-    }
     let client = Some(lease.client_id).filter(|id| *id != 0);
     Lease {
         lease: lease_name(lease),
@@ -163,9 +161,9 @@ fn lease(lease: &LeaseInfo) -> Lease<'_> {
         token: &lease.token,
         places: lease.places.iter().map(place_of).collect(),
         moves: lease.moves,
-        waits: some(&lease.waits),
-        move_to: some(&lease.move_to),
-        cannot_move: some(&lease.cannot_move),
+        waits: non_empty(&lease.waits),
+        move_to: non_empty(&lease.move_to),
+        cannot_move: non_empty(&lease.cannot_move),
         suspended_at: &lease.suspended_at,
         resumed: lease.resumed,
         needs_all: lease.needs_all,

@@ -12,7 +12,7 @@ use tensord_transport::PoolUrl;
 use self::explanation::explanation;
 use super::{
     admin::{self, error::AdminError, into_reply, with_token},
-    leases,
+    leases::{self, non_empty},
 };
 use crate::{config::QueueConfig, failure::Failure, human, stdout, table};
 
@@ -112,22 +112,16 @@ async fn list(url: &PoolUrl, lease: Option<LeaseId>) -> Result<WaitingList, Admi
 ///
 /// If there is none with this id.
 fn why(id: LeaseId, listed: &WaitingList, json: bool) -> Result<String, AdminError> {
-    let (waiting, lease) = (listed.waiting.first(), listed.lease.as_ref());
-    if waiting.is_none() && lease.is_none() {
-        return Err(AdminError::NothingWithId(id));
-    }
-    if json {
-        return Ok(stdout::json(&serde_json::json!({
+    match (listed.waiting.first(), listed.lease.as_ref()) {
+        (None, None) => Err(AdminError::NothingWithId(id)),
+        (waiting, lease) if json => Ok(stdout::json(&serde_json::json!({
             "id": id.to_string(),
             "waiting": waiting.map(waiting_json),
             "lease": lease.map(leases::json_of),
-        })));
+        }))),
+        (Some(waiting), _) => Ok(explanation(waiting, listed.count)),
+        (None, Some(lease)) => Ok(does_not_wait(lease)),
     }
-    Ok(match (waiting, lease) {
-        (Some(waiting), _) => explanation(waiting, listed.count),
-        (None, Some(lease)) => does_not_wait(lease),
-        (None, None) => String::new(),
-    })
 }
 
 /// Returns what a lease does that does not wait.
@@ -145,19 +139,16 @@ fn does_not_wait(lease: &LeaseInfo) -> String {
 }
 
 fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
-    fn some(text: &str) -> Option<&str> {
-        Some(text).filter(|text| !text.is_empty())
-    }
     WaitingJson {
         position: waiting.position,
         id: LeaseId(waiting.lease_id).to_string(),
         waiter: waiter(waiting),
         tenant: &waiting.tenant,
         token: &waiting.token,
-        requested: some(&waiting.requested),
+        requested: non_empty(&waiting.requested),
         waited_ms: waiting.waited_ms,
         ends_in_ms: waiting.ends_in_ms,
-        cause: some(&waiting.cause),
+        cause: non_empty(&waiting.cause),
         receivers: &waiting.receivers,
         program_away: waiting.client_away,
         needs: waiting.needs.iter().map(needs_json).collect(),

@@ -82,6 +82,7 @@ fn worker_status(
     }
 }
 
-fn count(n: usize) -> u32 {
+/// Returns a number of things for a message.
+pub(super) fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

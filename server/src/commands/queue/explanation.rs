@@ -41,9 +41,8 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
     line("position", &position);
     for needed in &waiting.needs {
         line("devices", &devices_text(needed));
-        let leased = needed.leased_by.iter().map(|it| leased_text(it, "has"));
-        let waiting_leases = needed.held_back_for.iter();
-        let held_back = waiting_leases.map(held_back_text);
+        let leased = needed.leased_by.iter().map(leased_text);
+        let held_back = needed.held_back_for.iter().map(held_back_text);
         for lease in leased.chain(held_back) {
             line("", &lease);
         }
@@ -80,7 +79,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
     text
 }
 
-/// Returns the rule by which it gets devices.
+/// Returns the rule by which a lease or request gets devices.
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
         true => "leases that are to go on get devices before requests",
@@ -91,26 +90,28 @@ fn rule(waiting: &Waiting) -> &'static str {
 }
 
 fn devices_text(needed: &NeededDevices) -> String {
-    let place = match needed.at_one_worker {
-        true => " at one worker",
-        false => "",
-    };
     let count = human::plural(needed.count as usize, "device");
-    let place = match needed.at_one_worker && needed.free > needed.free_at_one_worker {
-        true => format!(
-            "{place} (at most {} free at one)",
-            needed.free_at_one_worker
-        ),
-        false => place.to_owned(),
+    let place = match (needed.at_one_worker, are_free_ones_spread(needed)) {
+        (true, true) => {
+            let most = needed.free_at_one_worker;
+            format!(" at one worker (at most {most} free at one)")
+        }
+        (true, false) => " at one worker".into(),
+        (false, _) => String::new(),
     };
     format!("{count}{place}; suitable: {}", suitable_text(needed))
 }
 
-fn leased_text(devices: &DevicesOfLease, has: &str) -> String {
+/// Returns whether all devices must be of one worker, and the free ones are of several.
+fn are_free_ones_spread(needed: &NeededDevices) -> bool {
+    needed.at_one_worker && needed.free > needed.free_at_one_worker
+}
+
+fn leased_text(devices: &DevicesOfLease) -> String {
     let count = human::plural(devices.count as usize, "device");
     let id = LeaseId(devices.lease_id);
     format!(
-        "lease {id}{} {has} {count}",
+        "lease {id}{} has {count}",
         holder(&devices.tenant, &devices.token)
     )
 }
@@ -132,7 +133,6 @@ fn held_back_text(devices: &DevicesOfLease) -> String {
 /// Returns what may end the wait. One such change may not be enough.
 fn ends_text(waiting: &Waiting) -> String {
     let any = |count: fn(&NeededDevices) -> u32| waiting.needs.iter().any(|it| count(it) > 0);
-    let is_spread = |it: &NeededDevices| it.at_one_worker && it.free > it.free_at_one_worker;
     let is_lease = waiting.requested.is_empty();
     let ends = [
         (waiting.client_away, "its program connects again"),
@@ -151,7 +151,7 @@ fn ends_text(waiting: &Waiting) -> String {
         ),
         (any(|it| it.ending), "a device is released"),
         (
-            waiting.needs.iter().any(is_spread),
+            waiting.needs.iter().any(are_free_ones_spread),
             "more devices of one worker are free",
         ),
         (any(|it| it.out_of_service), "a device is in service again"),
@@ -172,7 +172,7 @@ mod tests {
     use super::{super::tests::listed, *};
 
     #[test]
-    fn request_is_told_who_has_the_devices() {
+    fn explanation_of_a_request_names_the_leases_with_its_devices() {
         let listed = listed();
         let expected = "\
 request 000000000000009b of tenant default (token program) waits for 2 devices of kind cuda with 40.0 GiB each
@@ -189,7 +189,7 @@ request 000000000000009b of tenant default (token program) waits for 2 devices o
     }
 
     #[test]
-    fn lease_is_told_why_it_has_no_devices() {
+    fn explanation_of_a_lease_names_the_cause_and_the_time_limit() {
         let listed = listed();
         let expected = "\
 lease 000000000000009a of tenant research (token ci) waits for 3 devices of 2 workers, like those it had

@@ -9,6 +9,7 @@ use tensord_proto::{
 use tensord_scheduler::{NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting};
 
 use super::Driver;
+use crate::scheduler::view;
 
 /// Number of leases and requests in a list, the first ones. Each needs a pass over all devices of the
 /// pool, while nothing else is decided.
@@ -19,7 +20,7 @@ impl Driver {
     /// the leases that have suitable devices, if it is given.
     pub(super) fn list_waiting(&self, wanted: Option<LeaseId>) -> WaitingList {
         let all = self.engine.waiting_ids();
-        let count = number(all.len());
+        let total = view::count(all.len());
         let listed = (1..).zip(all);
         let listed = listed.filter(|(_, id)| wanted.is_none_or(|wanted| wanted == *id));
         let waiting = listed.take(MAX_LISTED);
@@ -28,7 +29,7 @@ impl Driver {
             waiting.map(|(position, it)| self.waiting_info(position, &it, wanted.is_some()));
         WaitingList {
             waiting: waiting.collect(),
-            count,
+            count: total,
             lease: wanted.and_then(|id| self.lease_info(id)),
         }
     }
@@ -92,16 +93,16 @@ impl Driver {
             false => Vec::new(),
         };
         v1::NeededDevices {
-            count: number(*count),
+            count: view::count(*count),
             at_one_worker: *at_one_worker,
-            free: number(*free),
-            free_at_one_worker: number(*free_at_one_worker),
-            leased: number(leased.values().sum()),
-            held_back: number(held_back.values().sum()),
-            ending: number(*ending),
-            out_of_service: number(*out_of_service),
-            unreachable: number(*unreachable),
-            draining: number(*draining),
+            free: view::count(*free),
+            free_at_one_worker: view::count(*free_at_one_worker),
+            leased: view::count(leased.values().sum()),
+            held_back: view::count(held_back.values().sum()),
+            ending: view::count(*ending),
+            out_of_service: view::count(*out_of_service),
+            unreachable: view::count(*unreachable),
+            draining: view::count(*draining),
             leased_by: by_lease(leased),
             held_back_for: by_lease(held_back),
         }
@@ -115,7 +116,7 @@ impl Driver {
                 lease_id: lease.0,
                 tenant,
                 token,
-                count: number(*count),
+                count: view::count(*count),
             }
         };
         devices.iter().map(of_lease).collect()
@@ -127,8 +128,4 @@ impl Driver {
         let names = auth.map(|auth| (auth.tenant.to_string(), auth.token.to_string()));
         names.unwrap_or_default()
     }
-}
-
-fn number(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }
