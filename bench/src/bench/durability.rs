@@ -75,7 +75,7 @@ const UNTIL_SHARED: u64 = 2;
 const STEPS_PER_READ: usize = 10;
 
 /// What turns measure on the way: keys, and labels with units.
-const MORE_FIGURES: [(&str, &str); 7] = [
+const MORE_FIGURES: [(&str, &str); 8] = [
     ("interval_s", "from one commit to the next, s"),
     (
         "constant_interval_s",
@@ -83,6 +83,10 @@ const MORE_FIGURES: [(&str, &str); 7] = [
     ),
     // With few marks in a turn, the longest.
     ("stall_p99_ms", "held up by a mark, 99th percentile, ms"),
+    (
+        "off_stall_p99_ms",
+        "the same without snapshots, each 2 s, ms",
+    ),
     ("journal_mib", "ops kept by the client at most, MiB"),
     ("detect_ms", "from kill of the worker to the event, ms"),
     (

@@ -29,6 +29,9 @@ const STATE_ELEMENTS: usize = 4 << 20;
 /// depend on how far its training is.
 const MAX_STEPS: usize = 500;
 
+/// The shortest interval between two marks. A turn without snapshots is divided into such intervals.
+const MARK_INTERVAL: Duration = Duration::from_secs(2);
+
 /// How long some snapshots may take to be kept.
 const COMMIT_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -76,7 +79,7 @@ impl Training {
             data::scalar(last.clone().slice(0..1))?;
         }
         // The first mark has none of the tensors. Wait until the next one is due.
-        sleep(Duration::from_secs(2));
+        sleep(MARK_INTERVAL);
         let batches: Vec<_> = (0..8).map(|seed| Batch::noise(BATCH, seed)).collect();
         Ok(Self {
             trainer: trainer_on(device),
@@ -133,7 +136,7 @@ impl Training {
         let commits_before = self.lease.durability_status().commits;
         let begun = Instant::now();
         let mut reads = Vec::new();
-        // The longest time between two reads, for each commit.
+        // The longest time between two reads, for each commit or interval.
         let mut longest = BTreeMap::<u64, f64>::new();
         let mut journal_bytes = 0;
         while begun.elapsed() < duration {
@@ -146,22 +149,31 @@ impl Training {
             journal_bytes = journal_bytes.max(status.journal_bytes);
             // The first steps of a training take longer by themselves.
             if !is_anew {
-                let longest = longest.entry(status.commits).or_default();
+                let interval = begun.elapsed().as_millis() / MARK_INTERVAL.as_millis();
+                let interval = if status.commits > 0 {
+                    status.commits
+                } else {
+                    interval as u64
+                };
+                let longest = longest.entry(interval).or_default();
                 *longest = longest.max(read_ms);
             }
         }
         let trained = begun.elapsed();
         let steps = (reads.len() * STEPS_PER_READ) as u32;
         let mut figures = TurnFigures::of(trained / steps);
+        let median = Summary::of(&reads).context("there are reads")?.median;
+        let mut stalls: Vec<_> = longest.into_values().map(|read| read - median).collect();
+        stalls.sort_by(f64::total_cmp);
+        let stall = stalls.get((stalls.len() * 99).div_ceil(100).saturating_sub(1));
+        let stall = *stall.context("a turn is longer than the first steps of a training")?;
         let commits = self.lease.durability_status().commits - commits_before;
         if commits > 0 {
-            let median = Summary::of(&reads).context("there are reads")?.median;
-            let mut stalls: Vec<_> = longest.into_values().map(|read| read - median).collect();
-            stalls.sort_by(f64::total_cmp);
-            let at = (stalls.len() * 99).div_ceil(100) - 1;
             figures.add("interval_s", trained.as_secs_f64() / commits as f64);
-            figures.add("stall_p99_ms", stalls[at]);
+            figures.add("stall_p99_ms", stall);
             figures.add("journal_mib", journal_bytes as f64 / f64::from(1 << 20));
+        } else {
+            figures.add("off_stall_p99_ms", stall);
         }
         Ok(figures)
     }
