@@ -21,6 +21,7 @@
 //! | `scheduler.lock` | locked while a scheduler runs on this state |
 //! | `state.lock` | locked while another file is created or replaced |
 
+pub(crate) mod database;
 mod files;
 mod persisted;
 

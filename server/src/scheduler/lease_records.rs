@@ -10,31 +10,28 @@ mod format;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use redb::{
-    Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, backends::FileBackend,
-};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use tensord_proto::ids::LeaseId;
 use tensord_scheduler::{LeaseRecord, RecordChange};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::state::{StateDir, StateError};
+use crate::state::{
+    StateDir, StateError,
+    database::{self, DatabaseError},
+};
 
 /// The records, as JSON, by lease id.
 const LEASES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("leases");
 
 /// Name of the file in the state directory.
 const FILE: &str = "leases.redb";
-
-/// Memory for pages of the file. A few hundred bytes a lease are read once, at the start.
-const CACHE_BYTES: usize = 1 << 20;
 
 /// How long the driver waits for the record of a lease that has got other devices or lost them: a disk
 /// that works takes some milliseconds.
@@ -88,32 +85,6 @@ struct Pending {
     /// Whether the last attempt to write has failed or takes long.
     is_slow: bool,
     is_closed: bool,
-}
-
-/// The reason why records could not be read or written.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-struct RecordError(Box<redb::Error>);
-
-impl RecordError {
-    /// Returns whether the content of the file is wrong, rather than the file in use or the disk at
-    /// fault.
-    fn is_damage(&self) -> bool {
-        match &*self.0 {
-            redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,
-            redb::Error::Io(error) => matches!(
-                error.kind(),
-                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-            ),
-            _ => false,
-        }
-    }
-}
-
-impl<E: Into<redb::Error>> From<E> for RecordError {
-    fn from(error: E) -> Self {
-        Self(Box::new(error.into()))
-    }
 }
 
 impl LeaseRecords {
@@ -311,7 +282,7 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, changes: &Changes) -> Result<(), RecordError> {
+    fn write(&mut self, changes: &Changes) -> Result<(), DatabaseError> {
         let database = match self.database.take() {
             Some(database) => database,
             None => open_database(File::options().read(true).write(true).open(&self.path)?)?.0,
@@ -321,7 +292,7 @@ impl Writer {
     }
 }
 
-fn write(database: &Database, changes: &Changes) -> Result<(), RecordError> {
+fn write(database: &Database, changes: &Changes) -> Result<(), DatabaseError> {
     let transaction = database.begin_write()?;
     {
         let mut table = transaction.open_table(LEASES)?;
@@ -337,12 +308,8 @@ fn write(database: &Database, changes: &Changes) -> Result<(), RecordError> {
 }
 
 /// Opens the database in a file, and returns it with the bytes of its records.
-fn open_database(file: File) -> Result<(Database, StoredRecords), RecordError> {
-    let mut builder = Builder::new();
-    builder.set_cache_size(CACHE_BYTES);
-    // Without the check, a damaged file could make later reads panic.
-    builder.set_check_integrity_on_open(true);
-    let database = builder.create_with_backend(FileBackend::new(file)?)?;
+fn open_database(file: File) -> Result<(Database, StoredRecords), DatabaseError> {
+    let database = database::open(file)?;
     // Creates the table, which reads would miss otherwise.
     let transaction = database.begin_write()?;
     transaction.open_table(LEASES)?;
@@ -374,7 +341,7 @@ fn open_or_put_aside(
         }
         opened => opened,
     };
-    opened.map_err(|error: RecordError| StateError::Records {
+    opened.map_err(|error: DatabaseError| StateError::Records {
         path: path.into(),
         reason: error.to_string(),
     })

@@ -1,0 +1,47 @@
+//! Databases in the state directory.
+
+use std::{fs::File, io};
+
+use redb::{Builder, Database, backends::FileBackend};
+
+/// Memory for pages of a file. A few hundred bytes an entry are read once, at the start.
+const CACHE_BYTES: usize = 1 << 20;
+
+/// The reason why a database could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(crate) struct DatabaseError(Box<redb::Error>);
+
+impl DatabaseError {
+    /// Returns whether the content of the file is wrong, rather than the file in use or the disk at
+    /// fault.
+    pub(crate) fn is_damage(&self) -> bool {
+        match &*self.0 {
+            redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,
+            redb::Error::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+            ),
+            _ => false,
+        }
+    }
+}
+
+impl<E: Into<redb::Error>> From<E> for DatabaseError {
+    fn from(error: E) -> Self {
+        Self(Box::new(error.into()))
+    }
+}
+
+/// Opens the database in a file, or creates it if the file is empty.
+///
+/// # Errors
+///
+/// If the file cannot be read or written, or is damaged.
+pub(crate) fn open(file: File) -> Result<Database, DatabaseError> {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    // Without the check, a damaged file could make later reads panic.
+    builder.set_check_integrity_on_open(true);
+    Ok(builder.create_with_backend(FileBackend::new(file)?)?)
+}
