@@ -46,6 +46,7 @@ pub struct LeaseRequest {
     pub(crate) timeout: Option<Duration>,
     pub(crate) durability: Durability,
     pub(crate) recover_within: Option<Duration>,
+    pub(crate) priority: i32,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
     pub(crate) on_event: Option<EventCallback>,
 }
@@ -60,6 +61,7 @@ impl LeaseRequest {
             timeout: None,
             durability: Durability::Auto,
             recover_within: None,
+            priority: 0,
             on_queued: None,
             on_event: None,
         }
@@ -74,6 +76,13 @@ impl LeaseRequest {
     /// Requests only devices with at least this much memory each.
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
+        self
+    }
+
+    /// Sets the priority, which is 0 otherwise. While requests of a tenant wait, those with a higher
+    /// priority get devices before the others of the tenant.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
         self
     }
 

@@ -211,7 +211,7 @@ impl fmt::Display for Inventory {
 }
 
 /// A number of bytes, displayed in MiB or GiB.
-struct Memory(u64);
+pub(crate) struct Memory(pub(crate) u64);
 
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

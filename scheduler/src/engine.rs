@@ -2,7 +2,7 @@
 //!
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
-//! `engine/clients.rs`, and leases that outlive their worker in `engine/durable.rs`,
+//! `engine/clients.rs`, requests in `engine/requests.rs`, and leases that outlive their worker in `engine/durable.rs`,
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
@@ -11,7 +11,7 @@
 //! - No lease gets a device that its worker has not released from the previous lease, or
 //!   that is out of service.
 //! - No request is pending that could be granted now, or that could never be granted. Devices that are
-//!   held back for a lost lease cannot be granted.
+//!   held back for a lost lease cannot be granted, nor can those beyond the limit of the request's tenant.
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 
@@ -24,8 +24,10 @@ mod interruptions;
 mod keeper_choice;
 mod moves;
 mod records;
+mod requests;
 mod stores;
 mod suspension;
+mod usage;
 mod waiting;
 mod workers;
 
@@ -40,10 +42,11 @@ use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
 use crate::lease::Standing;
 use crate::leases::Leases;
 use crate::options::Options;
-use crate::pool::{Feasibility, Pool};
-use crate::queue::{Queue, QueuedRequest};
-use crate::reason::{EndReason, RefuseReason};
+use crate::pool::Pool;
+use crate::queue::Queue;
+use crate::reason::EndReason;
 use crate::snapshot::{LeaseSnapshot, Snapshot};
+use crate::tenants::{Amounts, Policy, TenantName};
 use crate::time::Timestamp;
 
 /// The scheduler's state. See the crate's documentation.
@@ -61,12 +64,23 @@ pub struct Engine {
     granted: GrantNumber,
     /// The number of the latest handover: the term, and a count in the lower half.
     handed_over: u64,
-    /// The attached clients, each with its current stream.
-    clients: BTreeMap<ClientId, StreamId>,
+    /// The attached clients.
+    clients: BTreeMap<ClientId, AttachedClient>,
+    /// What each tenant is promised and may have.
+    policy: Policy,
+    /// What each tenant had when the queue was arranged last; `None` if the policy or the queue has changed
+    /// since.
+    arranged_for: Option<BTreeMap<TenantName, Amounts>>,
     /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
     awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
     commands: Vec<Command>,
+}
+
+/// A client that has a stream.
+struct AttachedClient {
+    stream: StreamId,
+    tenant: TenantName,
 }
 
 impl Engine {
@@ -83,6 +97,8 @@ impl Engine {
             pool: Pool::default(),
             queue: Queue::default(),
             clients: BTreeMap::new(),
+            policy: Policy::new(),
+            arranged_for: None,
             awaits_recorded_workers: false,
             commands: Vec::new(),
         }
@@ -101,6 +117,10 @@ impl Engine {
             Event::Tick => self.tick(),
             Event::Gap { since } => self.resume_after(since),
             Event::Evict { client } => self.evict(client),
+            Event::SetPolicy { policy } => {
+                self.policy = policy;
+                self.arranged_for = None;
+            }
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {
                 if self.check_move(lease).is_ok() {
@@ -339,6 +359,10 @@ impl Engine {
         if was_lost {
             lease.standing = Standing::Running;
         }
+        self.update_charge(id);
+        let Some(lease) = self.leases.get(id) else {
+            return;
+        };
         // The client waits for this, or has not received where the lease was last.
         if was_lost || lease.is_move_unreported {
             self.report_moved(id);
@@ -360,52 +384,6 @@ impl Engine {
             .filter(|holder| *holder != lease)?;
         let held_by = self.leases.get(holder)?.lease_devices.get(&device_ref)?;
         (self.pool.may_be_valid(device_ref, grant) && *held_by < grant).then_some(holder)
-    }
-
-    /// Grants or refuses every pending request that can be decided now, and reports changed
-    /// positions to the clients of the others.
-    fn process_queue(&mut self) {
-        // A grant only takes devices away, so one pass is enough.
-        if self.pool.take_changed() {
-            for waiting in self.queue.take() {
-                if let Some(waiting) = self.try_decide(waiting) {
-                    self.queue.push(waiting);
-                }
-            }
-        }
-        for (waiting, position) in self.queue.moved() {
-            let QueuedRequest {
-                client, request, ..
-            } = *waiting;
-            self.commands.push(Command::Queued {
-                client,
-                request,
-                position,
-            });
-        }
-    }
-
-    /// Grants or refuses a request, or returns it if it has to wait.
-    fn try_decide(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
-        match self.pool.assess(&waiting.demand) {
-            Feasibility::Fits(lease_devices) => self.grant(waiting, lease_devices),
-            Feasibility::Busy => return Some(waiting),
-            Feasibility::Never => {
-                let QueuedRequest {
-                    client,
-                    request,
-                    demand,
-                    ..
-                } = waiting;
-                let pool = self.pool.inventory();
-                self.refuse(
-                    client,
-                    request,
-                    RefuseReason::Unsatisfiable { demand, pool },
-                );
-            }
-        }
-        None
     }
 }
 

@@ -11,6 +11,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId};
 
 use crate::device::{Demand, DeviceSpec, Durability};
+use crate::tenants::{Policy, TenantName};
 use crate::time::Timestamp;
 
 /// The number of a stream between the scheduler and a client or worker. The driver uses no
@@ -37,6 +38,11 @@ pub enum Event {
     Evict {
         /// The client.
         client: ClientId,
+    },
+    /// The tenants of the pool are promised, and may have, this from now on.
+    SetPolicy {
+        /// What each tenant is promised and may have.
+        policy: Policy,
     },
     /// An administrator drains a worker, or no longer: while it is drained, it gets no new leases,
     /// and durable leases move away from it. A worker that starts again is not drained.
@@ -250,6 +256,8 @@ pub struct DeviceGrant {
 pub enum ClientEvent {
     /// The first message of a stream, from a client that is new or back.
     Attach {
+        /// The tenant of the client.
+        tenant: TenantName,
         /// All leases that the client holds, from tokens that the driver has verified. If
         /// the engine has a lease of this client that is not in the list, the client gave
         /// it up while it was away, or never received its grant.
@@ -261,6 +269,8 @@ pub enum ClientEvent {
         request: RequestId,
         /// The devices requested.
         demand: Demand,
+        /// Among the requests of one tenant, those with a higher one come first.
+        priority: i32,
         /// The id of the lease if it is granted: random and unique.
         lease: LeaseId,
     },

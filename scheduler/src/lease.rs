@@ -18,6 +18,7 @@ use crate::device::{DeviceSpec, Durability, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::options::Options;
 use crate::reason::EndReason;
+use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
 /// A client's right to use some devices.
@@ -26,6 +27,10 @@ pub(crate) struct Lease {
     /// The client that holds the lease; `None` if a worker reported the lease and no client
     /// has claimed it yet.
     pub(crate) owner: Option<ClientId>,
+    /// The tenant of the client; `None` after a restart until the client has claimed the lease.
+    pub(crate) tenant: Option<TenantName>,
+    /// What the lease has of the pool, or had until it was suspended or lost.
+    pub(crate) charge: Amounts,
     /// All devices of the lease in the order of its ranks, including those of workers that have yet
     /// to join, each with the grant by which the lease has it. Those of one worker are next to each
     /// other. Empty while the lease is suspended.

@@ -26,6 +26,7 @@ mod queue;
 mod reason;
 mod record;
 mod snapshot;
+mod tenants;
 mod time;
 mod waiting;
 
@@ -44,5 +45,6 @@ pub use options::Options;
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason, SnapshotPlaces};
 pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, RecordedStore};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
+pub use tenants::{Amounts, Policy, TenantLimit, TenantName, TenantPolicy};
 pub use time::Timestamp;
 pub use waiting::{NeededDevices, SuitableDevices, Waiter, Waiting};

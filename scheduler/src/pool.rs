@@ -15,10 +15,11 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
-use crate::device::{Demand, DeviceSpec, Durability, Inventory, Requirement};
+use crate::device::{Demand, DeviceSpec, Inventory, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
+use crate::tenants::Amounts;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use worker::Usage;
@@ -228,32 +229,55 @@ impl Pool {
         }
     }
 
-    /// Returns whether a demand can be met, and with which devices.
-    pub(crate) fn assess(&self, demand: &Demand) -> Feasibility {
+    /// Returns whether a demand can be met, and with which devices: now only with those that `may_have`
+    /// allows.
+    pub(crate) fn assess(
+        &self,
+        demand: &Demand,
+        may_have: impl Fn(&DeviceSpec) -> bool,
+    ) -> Feasibility {
         let wanted = demand.devices as usize;
+        let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
         let free = self
             .workers
             .iter()
-            .flat_map(|(id, worker)| self.grantable(*id, worker, demand));
+            .flat_map(|(id, worker)| self.grantable(*id, worker, &accepts));
         // Any `wanted` devices are enough, so a count is a cheap test before choosing.
         if free.count() >= wanted
-            && let Some(lease_devices) = placement::choose(self.candidates(demand), wanted)
+            && let Some(lease_devices) = placement::choose(self.candidates(&accepts), wanted)
         {
             return Feasibility::Fits(lease_devices);
         }
-        let offered = self.workers.values().flat_map(Worker::offers);
-        if offered.filter(|device| demand.accepts(device)).count() >= wanted {
-            Feasibility::Busy
-        } else {
-            Feasibility::Never
+        match self.offers(demand, |_| true) >= wanted {
+            true => Feasibility::Busy,
+            false => Feasibility::Never,
         }
     }
 
-    fn candidates(&self, demand: &Demand) -> Vec<Candidate> {
+    /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
+    pub(crate) fn offers(&self, demand: &Demand, may_have: impl Fn(&DeviceSpec) -> bool) -> usize {
+        let offered = self.workers.values().flat_map(Worker::offers);
+        let accepted = offered.filter(|device| demand.accepts(device) && may_have(device));
+        accepted.count()
+    }
+
+    /// Returns the kinds of devices that a demand could get.
+    pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
+        let offered = self.workers.values().flat_map(Worker::offers);
+        let accepted = offered.filter(|device| demand.accepts(device));
+        accepted.map(|device| &*device.kind).collect()
+    }
+
+    /// Returns the devices that leases may get now or later.
+    pub(crate) fn amounts(&self) -> Amounts {
+        Amounts::of(self.workers.values().flat_map(Worker::offers))
+    }
+
+    fn candidates(&self, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
         self.workers
             .iter()
             .map(|(id, worker)| {
-                let grantable = self.grantable(*id, worker, demand);
+                let grantable = self.grantable(*id, worker, accepts);
                 Candidate::new(*id, grantable.collect())
             })
             .collect()
@@ -264,9 +288,9 @@ impl Pool {
         &self,
         id: WorkerId,
         worker: &Worker,
-        demand: &Demand,
+        accepts: &impl Fn(&DeviceSpec) -> bool,
     ) -> impl Iterator<Item = (u64, u32)> {
-        worker.free(demand).filter(move |(_, index)| {
+        worker.free(accepts).filter(move |(_, index)| {
             let (worker, index) = (id, *index);
             let device_ref = DeviceRef { worker, index };
             !self.held_back.contains_key(&device_ref)
@@ -382,20 +406,13 @@ impl Pool {
         requirement: &Requirement,
         count: usize,
     ) -> Vec<DeviceRef> {
-        let any = Demand {
-            devices: 1,
-            kind: None,
-            memory_bytes: 0,
-            durability: Durability::Off,
-            recover_within: None,
-        };
-        let free = self.get(worker).into_iter().flat_map(|it| it.free(&any));
+        let accepts = |device: &DeviceSpec| requirement.accepts(device);
+        let known = self.get(worker).into_iter();
+        let free = known.flat_map(|known| known.free(&accepts));
         let free = free.map(|(_, index)| DeviceRef { worker, index });
         let fits = |device_ref: &DeviceRef| {
             let holder = self.held_back.get(device_ref);
-            let device = self.device(*device_ref);
             holder.is_none_or(|holder| *holder == lease)
-                && device.is_some_and(|device| requirement.accepts(device))
         };
         let mut fitting: Vec<_> = free.filter(fits).collect();
         let is_equal = |device_ref: &DeviceRef| {

@@ -1,29 +1,33 @@
-//! The queue of pending requests, in order of arrival.
+//! The queue of pending requests.
 //!
-//! First come, first served, with one exception that keeps devices busy (backfill): a
-//! request that fits now is granted even if an earlier one does not fit and stays pending.
-//! The price is that a large request can starve behind a stream of small ones, since no
-//! devices are held back for it. That is accepted as long as all tenants are equal: holding
-//! devices back well requires priorities and a limit on the duration of leases; without
-//! them, it would only shift the delay from large requests to small ones while devices stay
-//! idle.
-
-use std::collections::VecDeque;
+//! [`crate::tenants`] has the rules for their order. A request that fits now is granted even if an earlier
+//! one does not fit and stays pending (backfill), which keeps devices busy. The price is that a large request
+//! can starve behind a stream of small ones, since no devices are held back for it. To hold devices back
+//! well requires limits on the duration of leases, or leases that can be suspended; without these, it would
+//! only shift the delay from large requests to small ones while devices stay idle.
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use crate::device::Demand;
+use crate::tenants::{Place, TenantName};
 use crate::time::Timestamp;
 
 /// A pending request.
 pub(crate) struct QueuedRequest {
     pub(crate) client: ClientId,
+    pub(crate) tenant: TenantName,
     pub(crate) request: RequestId,
     pub(crate) demand: Demand,
+    /// Requests with a higher one come before others of the tenant.
+    pub(crate) priority: i32,
     /// The id of the lease if the request is granted.
     pub(crate) lease: LeaseId,
     /// When it arrived.
     pub(crate) since: Timestamp,
+    /// Whether it is within its tenant's guarantee, as of the last order.
+    pub(crate) is_guaranteed: bool,
+    /// Rises with each request that was queued.
+    pub(crate) number: u64,
     /// The position last reported to the client, or 0 if none was.
     reported_position: u32,
 }
@@ -31,17 +35,23 @@ pub(crate) struct QueuedRequest {
 impl QueuedRequest {
     pub(crate) fn new(
         client: ClientId,
+        tenant: TenantName,
         request: RequestId,
         demand: Demand,
+        priority: i32,
         lease: LeaseId,
         since: Timestamp,
     ) -> Self {
         Self {
             client,
+            tenant,
             request,
             demand,
+            priority,
             lease,
             since,
+            is_guaranteed: false,
+            number: 0,
             reported_position: 0,
         }
     }
@@ -54,12 +64,19 @@ impl QueuedRequest {
 /// All pending requests. The engine enforces the bounds.
 #[derive(Default)]
 pub(crate) struct Queue {
-    waiting: VecDeque<QueuedRequest>,
+    /// In the order in which they get devices.
+    waiting: Vec<QueuedRequest>,
+    /// The number of requests that were queued so far.
+    queued: u64,
 }
 
 impl Queue {
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Returns the client of each request, in queue order.
@@ -85,8 +102,11 @@ impl Queue {
             .any(|waiting| waiting.is(client, request))
     }
 
+    /// Adds a request, behind all others until the next [`arrange`](Self::arrange).
     pub(crate) fn push(&mut self, waiting: QueuedRequest) {
-        self.waiting.push_back(waiting);
+        self.queued += 1;
+        let number = self.queued;
+        self.waiting.push(QueuedRequest { number, ..waiting });
     }
 
     /// Removes a request and returns whether it was pending.
@@ -100,10 +120,29 @@ impl Queue {
         self.waiting.retain(|waiting| waiting.client != client);
     }
 
-    /// Removes and returns all requests, in order. The caller pushes back those that stay
-    /// pending.
-    pub(crate) fn take(&mut self) -> VecDeque<QueuedRequest> {
+    /// Removes and returns all requests, in order. The caller puts back those that stay pending, in the same
+    /// order.
+    pub(crate) fn take(&mut self) -> Vec<QueuedRequest> {
         std::mem::take(&mut self.waiting)
+    }
+
+    /// Puts back a request that was taken.
+    pub(crate) fn put_back(&mut self, waiting: QueuedRequest) {
+        self.waiting.push(waiting);
+    }
+
+    /// Puts the requests in this order, which has each of them once.
+    pub(crate) fn arrange(&mut self, order: &[Place]) {
+        let mut waiting: Vec<_> = self.take().into_iter().map(Some).collect();
+        let arranged = order.iter().filter_map(|place| {
+            let request = waiting.get_mut(place.index)?.take()?;
+            let is_guaranteed = place.is_guaranteed;
+            Some(QueuedRequest {
+                is_guaranteed,
+                ..request
+            })
+        });
+        self.waiting = arranged.collect();
     }
 
     /// Returns the requests whose position has changed since it was last reported, with the

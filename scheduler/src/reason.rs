@@ -10,6 +10,7 @@ use tensord_proto::ids::{StoreId, WorkerId};
 use thiserror::Error;
 
 use crate::device::{Demand, Inventory};
+use crate::tenants::TenantLimit;
 
 /// The reason why a request ended without a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -24,6 +25,14 @@ pub enum RefuseReason {
         demand: Demand,
         /// The pool's devices.
         pool: Inventory,
+    },
+    /// The request is for more than its tenant may have.
+    #[error("requested {demand}; {limit}")]
+    TenantLimit {
+        /// The devices requested.
+        demand: Demand,
+        /// What the tenant may have.
+        limit: TenantLimit,
     },
     /// The request would have to wait, and the pool's queue is full.
     #[error("{max} requests are already waiting, which is the limit of the pool; try again later")]

@@ -22,6 +22,8 @@ mod restart;
 mod several_workers;
 mod stores;
 mod suspension;
+mod tenant_model;
+mod tenants;
 mod waiting;
 mod workers;
 mod world;
@@ -36,8 +38,9 @@ use self::commands::*;
 use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
     Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
-    HeldDevice, LeasedDevice, Options, Outages, Peer, RefuseReason, Registration, SnapshotPlaces,
-    StreamId, Suspender, Timestamp, Waiter, WorkerEvent,
+    HeldDevice, LeasedDevice, Options, Outages, Peer, Policy, RefuseReason, Registration,
+    SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName, TenantPolicy, Timestamp, Waiter,
+    WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -81,6 +84,9 @@ fn check_on(mut engine: Engine, steps: impl IntoIterator<Item = Step>) -> Engine
     }
     engine
 }
+
+/// The tenant of clients, unless a test has several.
+const TENANT: &str = "default";
 
 /// The term of the engines that `check` creates.
 const TERM: u64 = 7;
@@ -160,7 +166,7 @@ fn bounds(max_waiting: usize, max_waiting_per_client: usize) -> Options {
 
 // Contents of the pool.
 
-fn device(kind: &str, gib: u64) -> DeviceSpec {
+pub(crate) fn device(kind: &str, gib: u64) -> DeviceSpec {
     DeviceSpec {
         kind: kind.into(),
         name: format!("{kind} device"),
@@ -169,11 +175,11 @@ fn device(kind: &str, gib: u64) -> DeviceSpec {
     }
 }
 
-fn cuda(gib: u64) -> DeviceSpec {
+pub(crate) fn cuda(gib: u64) -> DeviceSpec {
     device("cuda", gib)
 }
 
-fn flex(gib: u64) -> DeviceSpec {
+pub(crate) fn flex(gib: u64) -> DeviceSpec {
     device("flex", gib)
 }
 
@@ -228,6 +234,7 @@ fn on_stream(other: u64, event: Event) -> Event {
         Event::Tick
         | Event::Gap { .. }
         | Event::Evict { .. }
+        | Event::SetPolicy { .. }
         | Event::Drain { .. }
         | Event::MoveLease { .. }
         | Event::SuspendLease { .. }
@@ -388,6 +395,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
     client(
         id,
         ClientEvent::Attach {
+            tenant: TENANT.into(),
             claims: claims.collect(),
         },
     )
@@ -416,6 +424,7 @@ fn request_for(id: u64, request: u64, demand: Demand) -> Event {
         ClientEvent::Request {
             request,
             demand,
+            priority: 0,
             lease,
         },
     )

@@ -7,6 +7,7 @@ use tensord_proto::ids::{ClientId, LeaseId};
 
 use crate::device::Demand;
 use crate::reason::EndReason;
+use crate::tenants::TenantName;
 use crate::time::Timestamp;
 
 /// A request that is not granted yet, or a lease that has no devices and is to go on.
@@ -16,6 +17,11 @@ pub struct Waiting {
     pub lease: LeaseId,
     /// The client; `None` of a lease until a client claims it.
     pub client: Option<ClientId>,
+    /// The client's tenant, if it is known.
+    pub tenant: Option<TenantName>,
+    /// Whether its tenant would have more than its limit with these devices, so that it waits although there
+    /// may be enough.
+    pub is_at_limit: bool,
     /// Which of the two it is.
     pub waiter: Waiter,
     /// The devices that it needs, of which it gets all or none. A lease that ran on several workers needs
@@ -32,6 +38,10 @@ pub enum Waiter {
         demand: Demand,
         /// When it arrived.
         since: Timestamp,
+        /// Among the requests of one tenant, those with a higher one come first.
+        priority: i32,
+        /// Whether it is within its tenant's guarantee, and so before those that are not.
+        is_guaranteed: bool,
     },
     /// A lease.
     Lease {

@@ -16,7 +16,7 @@ use crate::config::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
     },
-    values::{Filter, Name, Period},
+    values::{DeviceLimit, Filter, Kinds, Name, Period},
 };
 use crate::scheduler::Role;
 
@@ -199,11 +199,27 @@ Examples, on the scheduler's host:
         #[command(flatten)]
         admin: AdminSettings,
     },
+    /// Add, change, list and remove the tenants of a pool: what each is promised and may have
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord tenant add research --guarantee cuda=4 --limit cuda=8
+  tensord tenant add students --weight 2 --limit cuda=2,memory=160GiB
+  tensord tenant set research --limit none
+  tensord tenant list
+  tensord token create --name ci --tenant research
+
+Requests within a tenant's guarantee get devices before all others. Beyond that, the tenant
+that has the least, by weight, is next. A limit bounds what a tenant has at a time.")]
+    Tenant {
+        #[command(subcommand)]
+        command: TenantCommand,
+    },
     /// Create, list, rotate and revoke the tokens of a pool
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord token list
   tensord token create --name ci --tenant research --expires 7d
+  tensord token create --tenant research --user ada --note 'thesis, until summer'
   tensord token create --role worker --uses 5 --expires 1d
   tensord token rotate program --grace 1h
   tensord token revoke ci --keep-leases")]
@@ -245,6 +261,12 @@ pub(crate) enum TokenCommand {
         /// Tenant of the token; programs of one tenant share cached uploads and see each other's leases [default: default]
         #[arg(long, value_name = "NAME")]
         tenant: Option<Name>,
+        /// Person or program that gets the token
+        #[arg(long, value_name = "NAME")]
+        user: Option<Name>,
+        /// What the token is for
+        #[arg(long, value_name = "TEXT")]
+        note: Option<String>,
         /// Lifetime of the token, such as 12h or 7d [default: unlimited]
         #[arg(long, value_name = "TIME")]
         expires: Option<Period>,
@@ -284,6 +306,73 @@ pub(crate) enum TokenCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
+}
+
+/// The commands on a pool's tenants.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TenantCommand {
+    /// Add a tenant
+    Add {
+        /// Name of the tenant
+        #[arg(value_name = "NAME")]
+        name: Name,
+        #[command(flatten)]
+        terms: TenantTerms,
+    },
+    /// Change what a tenant is promised and may have; what is not named stays as it is
+    Set {
+        /// Name of the tenant
+        #[arg(value_name = "NAME")]
+        name: Name,
+        #[command(flatten)]
+        terms: TenantTerms,
+    },
+    /// Show every tenant, with what it is promised, may have, and has
+    List {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Show a tenant
+    Show {
+        /// Name of the tenant
+        #[arg(value_name = "NAME")]
+        name: Name,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Remove a tenant whose tokens are revoked or have expired
+    Remove {
+        /// Name of the tenant
+        #[arg(value_name = "NAME")]
+        name: Name,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+}
+
+/// What a tenant is promised and may have.
+#[derive(Args, Debug)]
+pub(crate) struct TenantTerms {
+    /// How much it gets beyond guarantees, in proportion to other tenants [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u32>,
+    /// Devices for which its requests come first, such as cuda=4,flex=2, or none [default: none]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) guarantee: Option<Kinds>,
+    /// The most that it may have at a time, such as cuda=8,memory=640GiB, or none [default: none]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) limit: Option<DeviceLimit>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminSettings,
 }
 
 /// The commands on a pool's workers.
@@ -455,7 +544,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, token{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, token{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

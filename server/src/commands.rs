@@ -12,6 +12,7 @@ mod leases;
 mod queue;
 mod scheduler;
 mod status;
+mod tenants;
 mod token;
 mod up;
 mod worker;
@@ -31,6 +32,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,
+        Config::Tenants(config) => tenants::run(config).await,
         Config::Token(config) => token::run(config).await,
         #[cfg(feature = "demo")]
         Config::Demo(config) => demo::run(config).await,

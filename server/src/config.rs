@@ -23,7 +23,7 @@ use tensord_proto::ids::LeaseId;
 use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::{DeviceSelection, StoreLocation};
 
-use self::values::Filter;
+use self::values::{DeviceLimit, Filter, Kinds};
 use crate::audit;
 
 pub(crate) use environment::Environment;
@@ -50,6 +50,8 @@ pub(crate) enum Config {
     Gateway(GatewayConfig),
     /// `tensord status`.
     Status(StatusConfig),
+    /// `tensord tenant`.
+    Tenants(TenantsConfig),
     /// `tensord token`.
     Token(TokenConfig),
     /// `tensord devices`.
@@ -187,6 +189,45 @@ pub(crate) struct TokenConfig {
     pub(crate) action: TokenAction,
 }
 
+/// An administrator's call that lists or changes a pool's tenants.
+#[derive(Debug)]
+pub(crate) struct TenantsConfig {
+    /// The source of the pool's URL with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// What to do with the tenants.
+    pub(crate) action: TenantsAction,
+    /// Whether to print JSON instead of text.
+    pub(crate) json: bool,
+}
+
+/// An action on the tenants of a pool.
+#[derive(Debug)]
+pub(crate) enum TenantsAction {
+    /// Add a tenant.
+    Add(TenantChange),
+    /// Change a tenant.
+    Set(TenantChange),
+    /// List every tenant.
+    List,
+    /// Show the tenant of this name.
+    Show(String),
+    /// Remove the tenant of this name.
+    Remove(String),
+}
+
+/// What a tenant is promised and may have from now on. What is `None` stays as it is.
+#[derive(Debug)]
+pub(crate) struct TenantChange {
+    /// The tenant's name.
+    pub(crate) name: String,
+    /// How much it gets beyond guarantees, in proportion to other tenants.
+    pub(crate) weight: Option<u32>,
+    /// The devices for which its requests come first.
+    pub(crate) guaranteed: Option<Kinds>,
+    /// The most that it may have at a time.
+    pub(crate) limit: Option<DeviceLimit>,
+}
+
 /// An administrator's call that lists or removes a pool's workers.
 #[derive(Debug)]
 pub(crate) struct WorkersConfig {
@@ -285,6 +326,10 @@ pub(crate) enum TokenAction {
         role: String,
         /// The tenant to which the token belongs.
         tenant: String,
+        /// The person or program that gets the token; may be empty.
+        user: String,
+        /// What the token is for; may be empty.
+        note: String,
         /// How long the token is valid; for ever if `None`.
         life: Option<Duration>,
         /// How many workers may enrol with the token; any number if `None`.

@@ -11,7 +11,7 @@ use crate::{
     audit::Audit,
     config::SchedulerConfig,
     failure::Failure,
-    scheduler::{Access, Enrolment, LeaseRecords, Options, Role, Scheduler},
+    scheduler::{Access, Enrolment, LeaseRecords, Options, RedbTenants, Role, Scheduler, Tenants},
     state::{SchedulerLock, StateDir},
 };
 
@@ -52,11 +52,13 @@ impl LocalPool {
         options.timing.lease_token_life = config.lease_token_life;
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;
+        let tenants = Tenants::open(Box::new(RedbTenants::open(&state)?), &access)?;
         let records = LeaseRecords::open(&state)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let token = |role| access.url_token(role, &secrets);
         let (programs, workers) = (token(Role::Client), token(Role::Worker));
-        let scheduler = Scheduler::start(options, secrets, access, enrolment, records).await?;
+        let scheduler =
+            Scheduler::start(options, secrets, access, enrolment, tenants, records).await?;
         let address = scheduler.address();
         let url = |host: &str, token: Option<Secret>| PoolUrl {
             token,

@@ -22,6 +22,7 @@ mod lease_records;
 mod renewals;
 mod service;
 mod stream;
+mod tenants;
 mod view;
 mod worker_commands;
 mod worker_events;
@@ -31,7 +32,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tensord_proto::v1::{
     admin_server::AdminServer, pool_server::PoolServer, workers_server::WorkersServer,
 };
-use tensord_scheduler::{Engine, Timestamp};
+use tensord_scheduler::{Engine, Event, Timestamp};
 use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
@@ -40,6 +41,7 @@ pub(crate) use self::{
     access::{Access, DEFAULT_TENANT, Role, millis},
     enrolment::Enrolment,
     lease_records::LeaseRecords,
+    tenants::{RedbTenants, Tenants},
 };
 use self::{
     driver::{Driver, Input},
@@ -113,6 +115,14 @@ impl Options {
     }
 }
 
+/// Who may use the pool, and what they may have.
+#[derive(Clone, Debug)]
+struct Registries {
+    access: Arc<Access>,
+    enrolment: Arc<Enrolment>,
+    tenants: Arc<Tenants>,
+}
+
 /// The reason why a scheduler could not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
@@ -149,6 +159,7 @@ impl Scheduler {
         secrets: PoolSecrets,
         access: Access,
         enrolment: Enrolment,
+        tenants: Tenants,
         records: OpenRecords,
     ) -> Result<Self, StartError> {
         let Options {
@@ -162,23 +173,29 @@ impl Scheduler {
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
         let address = tcp.local_addr().map_err(failed)?;
         let server = control::server(tcp, &secrets.identity)?;
-        let (access, enrolment) = (Arc::new(access), Arc::new(enrolment));
+        let registries = Registries {
+            access: Arc::new(access),
+            enrolment: Arc::new(enrolment),
+            tenants: Arc::new(tenants),
+        };
         let lease_key = secrets.signer.public_key().into();
         let lease_expiry = engine.lease_expiry;
-        let mut engine = Engine::new(engine, term, Timestamp::from_millis(0));
+        let start = Timestamp::from_millis(0);
+        let mut engine = Engine::new(engine, term, start);
         engine.restore(records.known);
+        let policy = registries.tenants.read().policy();
+        // Nobody is attached yet, so no command follows.
+        engine.handle(Event::SetPolicy { policy }, start);
         let (running, driver) = Driver::new(
             engine,
             records.records,
             secrets.signer,
-            access.clone(),
-            enrolment.clone(),
+            registries.clone(),
             audit.clone(),
             timing,
         );
         let shared = Shared {
-            access,
-            enrolment,
+            registries,
             timing,
             lease_expiry,
             lease_key,

@@ -12,6 +12,7 @@
 //! | `grant-term` | the term in the grant numbers of the latest scheduler |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
 //! | `tokens.json` | every token's hash, role, tenant and limits |
+//! | `tenants.redb` | the tenants, and what each is promised and may have (`crate::scheduler`) |
 //! | `leases.redb` | durable leases, and who has their snapshots (`crate::scheduler`) |
 //! | `workers.json` | the workers that may join, and the devices they may offer |
 //! | `worker-NAME.pem` | the certificate and key of a worker on this host |
@@ -96,9 +97,17 @@ pub(crate) enum StateError {
         /// What is wrong with the content.
         reason: String,
     },
-    /// The records of leases cannot be opened.
+    /// The records of leases, or those of tenants, cannot be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Records {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The records of tenants cannot be written.
+    #[error("cannot write {}: {reason}; nothing was changed", path.display())]
+    Unwritten {
         /// The file.
         path: PathBuf,
         /// The reason.

@@ -70,6 +70,7 @@ pub(super) async fn wait_for_grant(
             memory_bytes: request.memory_bytes,
             durability: v1::Durability::from(request.durability).into(),
             recover_within_ms: request.recover_within.map(in_millis),
+            priority: request.priority,
         },
         replies: RequestReplies { position, outcome },
     };

@@ -5,25 +5,33 @@ use std::collections::BTreeSet;
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
-use super::Engine;
+use super::{AttachedClient, Engine};
 use crate::command::Command;
 use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
+use crate::tenants::TenantName;
 
 impl Engine {
     pub(super) fn client_event(&mut self, client: ClientId, stream: StreamId, event: ClientEvent) {
         match event {
-            ClientEvent::Attach { claims } => self.attach(client, stream, claims),
+            ClientEvent::Attach { tenant, claims } => self.attach(client, stream, tenant, claims),
             // An event from a stream that was replaced.
-            _ if self.clients.get(&client) != Some(&stream) => {}
+            _ if !self.is_current(client, stream) => {}
             ClientEvent::Request {
                 request,
                 demand,
+                priority,
                 lease,
             } => {
-                let queued = QueuedRequest::new(client, request, demand, lease, self.now);
+                let tenant = self.clients.get(&client).map(|known| known.tenant.clone());
+                let Some(tenant) = tenant else {
+                    return;
+                };
+                let now = self.now;
+                let queued =
+                    QueuedRequest::new(client, tenant, request, demand, priority, lease, now);
                 self.request(queued);
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
@@ -40,18 +48,33 @@ impl Engine {
     /// Drops the client's pending requests and ends its leases, whether it is attached or
     /// not.
     pub(super) fn evict(&mut self, client: ClientId) {
-        self.queue.remove_all_of(client);
+        self.remove_requests_of(client);
         for lease in self.leases.owned_by(client) {
             self.end_lease(lease, Some(EndReason::TokenRevoked));
         }
         self.clients.remove(&client);
     }
 
+    fn remove_requests_of(&mut self, client: ClientId) {
+        self.queue.remove_all_of(client);
+        self.arranged_for = None;
+    }
+
     /// Attaches a client with the leases that it claims. Ends its other leases: the client
     /// gave them up while it was away, or never received their grants.
-    fn attach(&mut self, client: ClientId, stream: StreamId, claims: Vec<Claim>) {
+    fn attach(
+        &mut self,
+        client: ClientId,
+        stream: StreamId,
+        tenant: TenantName,
+        claims: Vec<Claim>,
+    ) {
         self.detach(client);
-        self.clients.insert(client, stream);
+        let attached = AttachedClient {
+            stream,
+            tenant: tenant.clone(),
+        };
+        self.clients.insert(client, attached);
         let claimed: BTreeSet<_> = claims.iter().map(|claim| claim.lease).collect();
         for lease in self.leases.owned_by(client) {
             if !claimed.contains(&lease) {
@@ -59,8 +82,23 @@ impl Engine {
             }
         }
         for claim in claims {
+            let id = claim.lease;
             self.claim(client, claim);
+            // After a restart, it is not known before.
+            if let Some(lease) = self
+                .leases
+                .get_mut(id)
+                .filter(|it| it.owner == Some(client))
+            {
+                lease.tenant.get_or_insert_with(|| tenant.clone());
+            }
         }
+    }
+
+    /// Returns whether `stream` is the client's current stream.
+    fn is_current(&self, client: ClientId, stream: StreamId) -> bool {
+        let known = self.clients.get(&client);
+        known.is_some_and(|known| known.stream == stream)
     }
 
     /// Drops the client's pending requests, since it sends them again when it is back, and
@@ -69,7 +107,7 @@ impl Engine {
         if self.clients.remove(&client).is_none() {
             return;
         }
-        self.queue.remove_all_of(client);
+        self.remove_requests_of(client);
         for id in self.leases.owned_by(client) {
             if let Some(lease) = self.leases.get_mut(id) {
                 lease.expires_at = Some(self.now + self.options.lease_expiry);
@@ -113,33 +151,10 @@ impl Engine {
         }
     }
 
-    /// Grants, refuses or queues the request. A repeated request that is already queued
-    /// changes nothing.
-    fn request(&mut self, queued: QueuedRequest) {
-        let (client, request) = (queued.client, queued.request);
-        if self.queue.contains(client, request) {
-            return;
-        }
-        if queued.demand.devices == 0 {
-            return self.refuse(client, request, RefuseReason::NoDevices);
-        }
-        let Some(waiting) = self.try_decide(queued) else {
-            return;
-        };
-        let max = self.options.max_waiting_per_client;
-        if self.queue.len_of(client) >= max {
-            return self.refuse(client, request, RefuseReason::ClientLimit { max });
-        }
-        let max = self.options.max_waiting;
-        if self.queue.len() >= max {
-            return self.refuse(client, request, RefuseReason::PoolLimit { max });
-        }
-        self.queue.push(waiting);
-    }
-
     /// Cancels a pending request. A request that is not pending has been answered already.
     fn cancel(&mut self, client: ClientId, request: RequestId) {
         if self.queue.remove(client, request) {
+            self.arranged_for = None;
             self.refuse(client, request, RefuseReason::Cancelled);
         }
     }
@@ -156,6 +171,7 @@ impl Engine {
     pub(super) fn grant(&mut self, granted: QueuedRequest, lease_devices: Vec<DeviceRef>) {
         let QueuedRequest {
             client,
+            tenant,
             request,
             lease,
             demand,
@@ -182,7 +198,9 @@ impl Engine {
             self.options.max_recovery_timeout,
         );
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
+        granted.tenant = Some(tenant);
         self.leases.insert(lease, granted);
+        self.update_charge(lease);
     }
 
     /// Numbers the grants of free devices: with the engine's next number, or with the

@@ -166,7 +166,9 @@ impl Engine {
             false => self.held_counts(),
         };
         for id in without_devices {
-            if !self.try_move(id) {
+            if self.is_over_limit(id) {
+                self.report_standing(id);
+            } else if !self.try_move(id) {
                 self.seek_destination(id, &held);
                 self.report_standing(id);
                 self.hold_back_devices(id, &held);
@@ -422,6 +424,7 @@ impl Engine {
             }
             self.drop_other_parts(id, &parts, &receiving, &places);
         }
+        self.update_charge(id);
         self.report_moved(id);
         true
     }

@@ -7,6 +7,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::device::{DeviceSpec, Requirement};
 use crate::lease::{Lease, Standing};
+use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
 use crate::waiting::{NeededDevices, Waiter, Waiting};
@@ -64,6 +65,8 @@ impl Engine {
         Some(Waiting {
             lease: id,
             client: lease.owner,
+            tenant: lease.tenant.clone(),
+            is_at_limit: self.is_over_limit(id),
             waiter: Waiter::Lease {
                 cause,
                 resumed_at,
@@ -141,9 +144,14 @@ impl Engine {
         Waiting {
             lease: queued.lease,
             client: Some(queued.client),
+            tenant: Some(queued.tenant.clone()),
+            // It would have been granted otherwise.
+            is_at_limit: matches!(self.pool.assess(demand, |_| true), Feasibility::Fits(_)),
             waiter: Waiter::Request {
                 demand: demand.clone(),
                 since: queued.since,
+                priority: queued.priority,
+                is_guaranteed: queued.is_guaranteed,
             },
             needs: vec![NeededDevices {
                 count: demand.devices as usize,

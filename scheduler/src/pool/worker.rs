@@ -8,7 +8,7 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 
-use crate::device::{Demand, DeviceSpec};
+use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
 use crate::snapshot::{DeviceSnapshot, WorkerSnapshot};
 use crate::time::Timestamp;
@@ -215,11 +215,13 @@ impl Worker {
         offered.map(|(device, _)| device)
     }
 
-    /// Returns the devices that a new lease may get now: memory and index of each device
-    /// that `demand` accepts.
-    pub(super) fn free(&self, demand: &Demand) -> impl Iterator<Item = (u64, u32)> {
+    /// Returns the devices that a lease may get now: memory and index of each device that is accepted.
+    pub(super) fn free(
+        &self,
+        accepts: &impl Fn(&DeviceSpec) -> bool,
+    ) -> impl Iterator<Item = (u64, u32)> {
         let free = self.devices().filter(|(.., usage)| *usage == Usage::Free);
-        let accepted = free.filter(|(_, device, _)| demand.accepts(device));
+        let accepted = free.filter(|(_, device, _)| accepts(device));
         accepted.map(|(index, device, _)| (device.memory_bytes, index))
     }
 

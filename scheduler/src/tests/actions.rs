@@ -4,6 +4,7 @@
 use super::records::NEEDS_16_GIB;
 use super::world::{
     KnownWorker, SimLease, SimRequest, SimWorker, World, can_replace, engine_at, store_of,
+    tenant_of,
 };
 use super::*;
 use crate::lease::{Keeper, KeptHere, Lease, SuspendedPart};
@@ -410,7 +411,13 @@ impl World {
             leases.retain(|id, lease| lease.client != i || client.leases.contains(id));
         }
         self.waiting.retain(|waiting| waiting.client != i);
-        self.send_client(i, ClientEvent::Attach { claims });
+        self.send_client(
+            i,
+            ClientEvent::Attach {
+                tenant: tenant_of(i),
+                claims,
+            },
+        );
     }
 
     pub(super) fn client_disconnected(&mut self, i: usize) {
@@ -428,7 +435,7 @@ impl World {
         self.send_client(i, ClientEvent::Disconnected);
     }
 
-    pub(super) fn request(&mut self, i: usize, demand: Demand) {
+    pub(super) fn request(&mut self, i: usize, demand: Demand, priority: i32) {
         let (request, lease) = (RequestId(self.number()), LeaseId(self.number()));
         if self.clients[i].attached {
             let demand = demand.clone();
@@ -437,6 +444,7 @@ impl World {
                 request,
                 lease,
                 demand,
+                priority,
                 reported_position: 0,
             });
         }
@@ -445,21 +453,30 @@ impl World {
             ClientEvent::Request {
                 request,
                 demand,
+                priority,
                 lease,
             },
         );
+    }
+
+    /// Changes what the tenants are promised and may have.
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.policy.clone_from(&policy);
+        self.send(Event::SetPolicy { policy });
     }
 
     /// Repeats a pending request, as a client may that is not sure whether it was received.
     pub(super) fn request_again(&mut self, i: usize) {
         if let Some(waiting) = self.waiting.iter().find(|waiting| waiting.client == i) {
             let (request, demand) = (waiting.request, waiting.demand.clone());
+            let priority = waiting.priority;
             let lease = LeaseId(self.number());
             self.send_client(
                 i,
                 ClientEvent::Request {
                     request,
                     demand,
+                    priority,
                     lease,
                 },
             );
@@ -590,6 +607,9 @@ impl World {
             KeptRecords::None => self.records.clear(),
         }
         self.engine.restore(self.records.clone());
+        let policy = self.policy.clone();
+        self.engine
+            .handle(Event::SetPolicy { policy }, at(self.now));
         self.leases = None;
         self.waiting.clear();
         for worker in &mut self.workers {

@@ -349,7 +349,9 @@ impl World {
             workers.filter(fits).collect()
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
-        if is_possible(&candidates) {
+        if self.is_over_limit(lease) {
+            assert!(held_back.is_empty(), "{id} may not go on now");
+        } else if is_possible(&candidates) {
             let needed: usize = lease.parts.iter().map(|part| part.devices).sum();
             assert_eq!(held_back.len(), needed, "{id} could go on elsewhere");
             let lacks = |part: &&SuspendedPart| {
@@ -404,7 +406,11 @@ impl World {
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
         let all_can = is_possible(&candidates);
-        assert!(has_old_process || !all_can, "{id} could go on");
+        let is_over_limit = self.is_over_limit(lease);
+        assert!(
+            has_old_process || is_over_limit || !all_can,
+            "{id} could go on"
+        );
     }
 
     /// Only devices of workers that have its snapshots, or are to get them, are held back for a lease

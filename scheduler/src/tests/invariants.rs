@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{MAX_WAITING, MAX_WAITING_PER_CLIENT, SimWorker, World, meets_demand};
+use super::world::{
+    MAX_WAITING, MAX_WAITING_PER_CLIENT, SimRequest, SimWorker, World, meets_demand, tenant_of,
+};
 use super::*;
 use crate::lease::Standing;
 
@@ -16,6 +18,7 @@ impl World {
         self.check_views();
         self.check_deadlines();
         self.check_keepers();
+        self.check_charges();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (
@@ -123,19 +126,31 @@ impl World {
         let shown = shown.filter(|it| matches!(it.waiter, Waiter::Request { .. }));
         let shown: Vec<_> = shown.collect();
         assert_eq!(shown.len(), self.waiting.len());
-        for (position, waiting) in (1..).zip(&self.waiting) {
+        for (position, (index, is_guaranteed)) in (1..).zip(self.expected_order()) {
+            let waiting = &self.waiting[index];
             assert_eq!(waiting.reported_position, position);
             let wanted = waiting.demand.devices as usize;
-            let fit = free
-                .iter()
-                .filter(|device_ref| meets_demand(self.device(**device_ref), &waiting.demand));
-            let fit = fit.count();
-            assert!(fit < wanted, "{} waits, and fits", waiting.demand);
+            let suitable = free.iter().map(|device_ref| self.device(*device_ref));
+            let suitable = suitable.filter(|device| meets_demand(device, &waiting.demand));
+            let allowed = suitable
+                .clone()
+                .filter(|device| self.is_allowed(waiting, device, true));
+            let (fit, allowed) = (suitable.count(), allowed.count());
+            assert!(allowed < wanted, "{} waits, and fits", waiting.demand);
             let shown = &shown[position as usize - 1];
             assert_eq!(shown.lease, waiting.lease);
             assert_eq!(shown.needs[0].suitable.free, fit, "{}", waiting.demand);
+            assert_eq!(shown.is_at_limit, fit >= wanted, "{}", waiting.demand);
+            let Waiter::Request {
+                is_guaranteed: shown,
+                ..
+            } = shown.waiter
+            else {
+                panic!("{} is no request", waiting.lease);
+            };
+            assert_eq!(shown, is_guaranteed, "{}", waiting.demand);
             assert!(
-                self.could_ever_fit(&waiting.demand),
+                self.could_ever_fit(waiting),
                 "{} waits in vain",
                 waiting.demand
             );
@@ -244,7 +259,14 @@ impl World {
             let grantable = free.iter().filter(|free| !held_back.contains_key(free));
             let grantable: BTreeSet<_> = grantable.copied().collect();
             assert!(taken.is_subset(&grantable), "a device is held back");
-            let fewest = self.fewest_workers(&grantable, &waiting.unwrap().demand);
+            let waiting = waiting.unwrap();
+            self.check_limit(waiting, &taken);
+            let allowed = grantable.into_iter().filter(|device_ref| {
+                // What else a tenant with a limit might have got at that moment is not known.
+                let tenant = tenant_of(waiting.client);
+                !self.policy.contains_key(&tenant) || taken.contains(device_ref)
+            });
+            let fewest = self.fewest_workers(&allowed.collect(), &waiting.demand);
             assert_eq!(Some(used.len() as u32), fewest);
         }
     }
@@ -261,7 +283,14 @@ impl World {
             RefuseReason::NoDevices => assert_eq!(waiting.demand.devices, 0),
             RefuseReason::Unsatisfiable { demand, .. } => {
                 assert_eq!(*demand, waiting.demand);
-                assert!(!self.could_ever_fit(demand), "{demand} could be granted");
+                let offered = self.offered().filter(|it| meets_demand(it, demand));
+                assert!(offered.count() < demand.devices as usize, "{demand}");
+            }
+            RefuseReason::TenantLimit { demand, limit } => {
+                assert_eq!(*demand, waiting.demand);
+                let policy = &self.policy[&tenant_of(waiting.client)];
+                assert_eq!(*limit, policy.limit);
+                assert!(!self.could_ever_fit(waiting), "{demand} could be granted");
             }
             RefuseReason::PoolLimit { max } => assert_eq!((*max, others), (MAX_WAITING, *max)),
             RefuseReason::ClientLimit { max } => {
@@ -305,18 +334,12 @@ impl World {
         free
     }
 
-    fn could_ever_fit(&self, demand: &Demand) -> bool {
-        let known = self
-            .workers
-            .iter()
-            .filter_map(|worker| worker.known.as_ref());
-        let devices = known
-            .filter(|known| !known.is_draining())
-            .flat_map(|known| &known.devices);
-        devices
-            .filter(|device| meets_demand(device, demand))
-            .count()
-            >= demand.devices as usize
+    /// Returns whether a request could be granted if nothing were leased.
+    fn could_ever_fit(&self, waiting: &SimRequest) -> bool {
+        let fitting = self.offered().filter(|device| {
+            meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
+        });
+        fitting.count() >= waiting.demand.devices as usize
     }
 
     pub(super) fn device(&self, device_ref: DeviceRef) -> &DeviceSpec {

@@ -79,6 +79,10 @@ enum Op {
     Request {
         client: usize,
         demand: Demand,
+        priority: i32,
+    },
+    SetPolicy {
+        which: usize,
     },
     RequestAgain {
         client: usize,
@@ -111,6 +115,41 @@ enum Op {
         sessions_closed: bool,
         kept: KeptRecords,
     },
+}
+
+const POLICIES: usize = 3;
+
+/// Returns what the tenants of the clients are promised and may have.
+fn policy(which: usize) -> Policy {
+    let kinds = |kinds: &[(&str, u32)]| {
+        let kinds = kinds.iter().map(|(kind, count)| ((*kind).into(), *count));
+        kinds.collect::<BTreeMap<String, u32>>()
+    };
+    let tenant = |weight, guaranteed: &[_], limit: &[_], gib: Option<u64>| TenantPolicy {
+        weight,
+        guaranteed: kinds(guaranteed),
+        limit: TenantLimit {
+            devices: kinds(limit),
+            memory_bytes: gib.map(|gib| gib << 30),
+        },
+    };
+    match which {
+        0 => Policy::new(),
+        1 => Policy::from([
+            ("a".into(), tenant(3, &[], &[("cuda", 1)], None)),
+            (
+                "b".into(),
+                tenant(1, &[("cuda", 2), ("flex", 1)], &[], None),
+            ),
+        ]),
+        _ => Policy::from([
+            ("a".into(), tenant(1, &[("flex", 2)], &[], Some(40))),
+            (
+                "b".into(),
+                tenant(2, &[], &[("flex", 0), ("vulkan", 1)], None),
+            ),
+        ]),
+    }
 }
 
 /// Returns the devices of a worker, or different ones if it comes back `changed`.
@@ -210,7 +249,10 @@ fn client_op() -> impl Strategy<Value = Op> {
         6 => (client(), rarely_some(), rarely_some())
             .prop_map(|(client, give_up, outdated)| Op::Attach { client, give_up, outdated }),
         2 => client().prop_map(|client| Op::ClientDisconnected { client }),
-        18 => (client(), demand()).prop_map(|(client, demand)| Op::Request { client, demand }),
+        18 => (client(), demand(), prop_oneof![3 => Just(0), 1 => -1..2]).prop_map(
+            |(client, demand, priority)| Op::Request { client, demand, priority }
+        ),
+        2 => (0..POLICIES).prop_map(|which| Op::SetPolicy { which }),
         1 => client().prop_map(|client| Op::RequestAgain { client }),
         2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Unreachable { client, nth }),
@@ -258,7 +300,12 @@ fn apply(world: &mut World, op: Op) {
             outdated,
         } => world.attach(client, give_up, outdated),
         Op::ClientDisconnected { client } => world.client_disconnected(client),
-        Op::Request { client, demand } => world.request(client, demand),
+        Op::Request {
+            client,
+            demand,
+            priority,
+        } => world.request(client, demand, priority),
+        Op::SetPolicy { which } => world.set_policy(policy(which)),
         Op::RequestAgain { client } => world.request_again(client),
         Op::Cancel { client, nth } => world.cancel(client, nth),
         Op::Unreachable { client, nth } => world.report_unreachable(client, nth),
@@ -314,6 +361,14 @@ proptest! {
     }
 }
 
+fn request(client: usize, demand: Demand) -> Op {
+    Op::Request {
+        client,
+        demand,
+        priority: 0,
+    }
+}
+
 /// The sessions of a lease in a store may use what the devices had when their worker joined last.
 #[test]
 fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
@@ -325,7 +380,7 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
         recover_within: None,
     };
     check_any(vec![
-        Op::Request { client: 0, demand },
+        request(0, demand),
         Op::WorkerDisconnected { worker: 0 },
         Op::SnapshotsKept {
             worker: 1,
@@ -347,15 +402,15 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
 /// first requests determine the number of the last, and with it what worker 0 reports of its lease.
 #[test]
 fn worker_is_lost_while_its_keeper_is_replaced() {
-    let request = |client, devices, kind: Option<&str>, durability| Op::Request {
-        client,
-        demand: Demand {
+    let request = |client, devices, kind: Option<&str>, durability| {
+        let demand = Demand {
             devices,
             kind: kind.map(str::to_owned),
             memory_bytes: 0,
             durability,
             recover_within: None,
-        },
+        };
+        request(client, demand)
     };
     check_any(vec![
         request(0, 1, Some("flex"), Durability::Off),
@@ -381,15 +436,15 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
 /// At the end, the worker that gets the snapshots of a lease that waits is cut off as well.
 #[test]
 fn worker_is_cut_off_while_it_gets_snapshots() {
-    let request = |devices, durability| Op::Request {
-        client: 0,
-        demand: Demand {
+    let request = |devices, durability| {
+        let demand = Demand {
             devices,
             kind: None,
             memory_bytes: 0,
             durability,
             recover_within: None,
-        },
+        };
+        request(0, demand)
     };
     check_any(vec![
         request(1, Durability::Auto),
@@ -423,7 +478,7 @@ fn both_workers_of_a_lease_are_lost_at_once() {
         recover_within: None,
     };
     check_any(vec![
-        Op::Request { client: 0, demand },
+        request(0, demand),
         Op::SnapshotsKept {
             worker: 0,
             all: true,

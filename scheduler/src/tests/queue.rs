@@ -134,6 +134,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
         ClientEvent::Request {
             request,
             demand,
+            priority: 0,
             lease,
         },
     )

@@ -76,7 +76,13 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
         epoch,
     };
     let claims = vec![claim];
-    client(1, ClientEvent::Attach { claims })
+    client(
+        1,
+        ClientEvent::Attach {
+            tenant: TENANT.into(),
+            claims,
+        },
+    )
 }
 
 /// A worker with one device joins that holds snapshots of lease 10.

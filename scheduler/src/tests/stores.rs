@@ -255,7 +255,13 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
         epoch: 0,
     };
     let claims = vec![claim];
-    let attach = client(1, ClientEvent::Attach { claims });
+    let attach = client(
+        1,
+        ClientEvent::Attach {
+            tenant: TENANT.into(),
+            claims,
+        },
+    );
     let mut engine = Engine::new(Options::default(), TERM, at(0));
     engine.restore([(LeaseId(10), record)]);
     let unreachable = ClientEvent::Unreachable { lease: LeaseId(10) };
@@ -359,7 +365,16 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
     {
         suspended.push(LeaseId(10));
     }
-    engine.handle(client(1, ClientEvent::Attach { claims }), at(1));
+    engine.handle(
+        client(
+            1,
+            ClientEvent::Attach {
+                tenant: TENANT.into(),
+                claims,
+            },
+        ),
+        at(1),
+    );
     assert_eq!(engine.handle(join_2, at(2)), [hold]);
     engine.handle(join_with_store(3, &[exact(16)]), at(3));
     let commands = engine.handle(resume(10), at(4));

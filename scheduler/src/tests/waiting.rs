@@ -100,9 +100,13 @@ fn devices_are_counted_by_how_they_are_used() {
     let expected = Waiting {
         lease: LeaseId(30),
         client: Some(ClientId(8)),
+        tenant: Some(TENANT.into()),
+        is_at_limit: false,
         waiter: Waiter::Request {
             demand,
             since: at(1),
+            priority: 0,
+            is_guaranteed: false,
         },
         needs: needs(8, false, suitable),
     };
@@ -120,6 +124,8 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
     let of_request = Waiting {
         lease: LeaseId(30),
         client: Some(ClientId(2)),
+        tenant: Some(TENANT.into()),
+        is_at_limit: false,
         waiter: Waiter::Request {
             demand: Demand {
                 devices: 1,
@@ -129,6 +135,8 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
                 recover_within: None,
             },
             since: at(5),
+            priority: 0,
+            is_guaranteed: false,
         },
         needs: needs(1, false, leased(&[(20, 1)])),
     };
@@ -139,6 +147,8 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
     let of_lease = Waiting {
         lease: LeaseId(10),
         client: Some(ClientId(1)),
+        tenant: Some(TENANT.into()),
+        is_at_limit: false,
         waiter: Waiter::Lease {
             cause: None,
             resumed_at: Some(at(6)),

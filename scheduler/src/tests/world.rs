@@ -26,6 +26,8 @@ pub(super) struct World {
     /// The records that the driver has written, and those from before the last event.
     pub(super) records: BTreeMap<LeaseId, LeaseRecord>,
     pub(super) earlier_records: BTreeMap<LeaseId, LeaseRecord>,
+    /// What the tenants are promised and may have.
+    pub(super) policy: Policy,
     /// The engine's term.
     pub(super) term: u64,
     /// All grants so far.
@@ -113,6 +115,7 @@ pub(super) struct SimRequest {
     pub(super) request: RequestId,
     pub(super) lease: LeaseId,
     pub(super) demand: Demand,
+    pub(super) priority: i32,
     pub(super) reported_position: u32,
 }
 
@@ -141,6 +144,11 @@ pub(super) struct SimLease {
 /// Returns the snapshot store that a worker has open: workers 0 and 1 share one.
 pub(super) fn store_of(worker: WorkerId) -> Option<StoreId> {
     (worker.0 < 2).then_some(StoreId(1))
+}
+
+/// Returns the tenant of a client. Two of the three clients are of one.
+pub(super) fn tenant_of(client: usize) -> TenantName {
+    TenantName::from(if client < 2 { "a" } else { "b" })
 }
 
 /// Bounds small enough to be reached by a few requests.
@@ -183,6 +191,7 @@ impl World {
             leases: Some(BTreeMap::new()),
             records: BTreeMap::new(),
             earlier_records: BTreeMap::new(),
+            policy: Policy::new(),
             term: 1,
             grants: BTreeMap::new(),
             latest: BTreeMap::new(),

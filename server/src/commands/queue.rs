@@ -49,6 +49,12 @@ struct WaitingJson<'a> {
     receivers: &'a [String],
     /// Whether it is a lease whose program is not connected.
     program_away: bool,
+    /// Whether it waits because its tenant would have more than its limit.
+    at_limit: bool,
+    /// Whether a request is within its tenant's guarantee; null for a lease.
+    guaranteed: Option<bool>,
+    /// The priority of a request among those of its tenant; null for a lease.
+    priority: Option<i32>,
     needs: Vec<NeedsJson<'a>>,
 }
 
@@ -139,6 +145,7 @@ fn does_not_wait(lease: &LeaseInfo) -> String {
 }
 
 fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
+    let is_request = !waiting.requested.is_empty();
     WaitingJson {
         position: waiting.position,
         id: LeaseId(waiting.lease_id).to_string(),
@@ -151,6 +158,9 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         cause: non_empty(&waiting.cause),
         receivers: &waiting.receivers,
         program_away: waiting.client_away,
+        at_limit: waiting.at_limit,
+        guaranteed: is_request.then_some(waiting.guaranteed),
+        priority: is_request.then_some(waiting.priority),
         needs: waiting.needs.iter().map(needs_json).collect(),
     }
 }
@@ -203,7 +213,11 @@ fn to_table(listed: &WaitingList) -> String {
 }
 
 fn row(waiting: &Waiting) -> [String; 7] {
-    let suitable: Vec<_> = waiting.needs.iter().map(suitable_text).collect();
+    let suitable = waiting.needs.iter().map(suitable_text);
+    let limit = waiting
+        .at_limit
+        .then(|| "its tenant is at its limit".to_owned());
+    let suitable: Vec<_> = suitable.chain(limit).collect();
     [
         waiting.position.to_string(),
         LeaseId(waiting.lease_id).to_string(),
@@ -251,6 +265,7 @@ fn suitable_text(needed: &NeededDevices) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::tenants::tests::research;
 
     /// A request, and a lease that has run on two workers.
     pub(super) fn listed() -> WaitingList {
@@ -287,9 +302,10 @@ mod tests {
         };
         let request = Waiting {
             lease_id: 0x9b,
-            tenant: "default".into(),
+            tenant: "research".into(),
             token: "program".into(),
             position: 2,
+            tenant_info: Some(research()),
             requested: "2 devices of kind cuda with 40.0 GiB each".into(),
             waited_ms: Some(61_000),
             needs: vec![NeededDevices {
@@ -316,7 +332,7 @@ mod tests {
         let expected = "\
 #  ID                TENANT    TOKEN    WAITS FOR                                  WAITED     SUITABLE DEVICES
 1  000000000000009a  research  ci       3 devices of 2 workers, like those it had             3 free; none
-2  000000000000009b  default   program  2 devices of kind cuda with 40.0 GiB each  1 min 1 s  1 free, 6 leased, 1 held back, 1 out of service
+2  000000000000009b  research  program  2 devices of kind cuda with 40.0 GiB each  1 min 1 s  1 free, 6 leased, 1 held back, 1 out of service
 ";
         assert_eq!(to_table(&listed()), expected);
         let longer = WaitingList {

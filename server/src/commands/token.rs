@@ -33,6 +33,8 @@ async fn execute(url: &PoolUrl, action: TokenAction) -> Result<String, AdminErro
             name,
             role,
             tenant,
+            user,
+            note,
             life,
             uses,
         } => {
@@ -40,6 +42,8 @@ async fn execute(url: &PoolUrl, action: TokenAction) -> Result<String, AdminErro
                 name: name.unwrap_or_default(),
                 role,
                 tenant,
+                user,
+                note,
                 life_ms: life.map(millis),
                 uses,
             };
@@ -88,6 +92,7 @@ fn created_text(url: &PoolUrl, made: MadeToken) -> String {
         name,
         role,
         tenant,
+        user,
         created_ms,
         expires_ms,
         uses,
@@ -95,6 +100,9 @@ fn created_text(url: &PoolUrl, made: MadeToken) -> String {
         ..
     } = made.info.unwrap_or_default();
     let mut about = vec![format!("{role} token {name} of tenant {tenant}")];
+    if !user.is_empty() {
+        about.push(format!("user {user}"));
+    }
     if let Some(expires_ms) = expires_ms {
         let left = expires_ms.saturating_sub(created_ms);
         about.push(format!("for {}", human::duration(left)));

@@ -23,7 +23,8 @@ use self::{
 use super::{
     AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
     GatewayToken, LeasesAction, LeasesConfig, NodeConfig, QueueConfig, SchedulerConfig, StatePath,
-    StatusConfig, TokenAction, TokenConfig, UpConfig, WorkerConfig, WorkersAction, WorkersConfig,
+    StatusConfig, TenantChange, TenantsAction, TenantsConfig, TokenAction, TokenConfig, UpConfig,
+    WorkerConfig, WorkersAction, WorkersConfig,
     settings::{
         AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
         UpSettings, UrlSettings, WorkerSettings,
@@ -31,7 +32,7 @@ use super::{
     values::{Devices, Filter, Host, Listen, Name, Period, Seconds, SnapshotStore},
 };
 use crate::{
-    cli::{Cli, Command, LeaseCommand, TokenCommand, WorkerCommand},
+    cli::{Cli, Command, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand},
     scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
     state,
 };
@@ -132,6 +133,7 @@ pub(crate) fn resolve(
             url: layers.url(url)?,
             json,
         }),
+        Command::Tenant { command } => Config::Tenants(layers.tenants(command)?),
         Command::Token { command } => Config::Token(layers.token(command)?),
         Command::Devices { json } => Config::Devices(DevicesConfig { json }),
         #[cfg(feature = "demo")]
@@ -290,12 +292,59 @@ impl Layers<'_> {
         })
     }
 
+    fn tenants(&self, command: TenantCommand) -> Result<TenantsConfig, ConfigError> {
+        let change = |Name(name), terms: TenantTerms| {
+            let TenantTerms {
+                weight,
+                guarantee,
+                limit,
+                json,
+                admin,
+            } = terms;
+            let change = TenantChange {
+                name,
+                weight,
+                guaranteed: guarantee,
+                limit,
+            };
+            (change, json, admin)
+        };
+        let (action, json, settings) = match command {
+            TenantCommand::Add { name, terms } => {
+                let (added, json, admin) = change(name, terms);
+                (TenantsAction::Add(added), json, admin)
+            }
+            TenantCommand::Set { name, terms } => {
+                let (changed, json, admin) = change(name, terms);
+                (TenantsAction::Set(changed), json, admin)
+            }
+            TenantCommand::List { json, admin } => (TenantsAction::List, json, admin),
+            TenantCommand::Show {
+                name: Name(name),
+                json,
+                admin,
+            } => (TenantsAction::Show(name), json, admin),
+            TenantCommand::Remove {
+                name: Name(name),
+                admin,
+            } => (TenantsAction::Remove(name), false, admin),
+        };
+        let admin = self.admin(settings)?;
+        Ok(TenantsConfig {
+            admin,
+            action,
+            json,
+        })
+    }
+
     fn token(&self, command: TokenCommand) -> Result<TokenConfig, ConfigError> {
         let (action, settings) = match command {
             TokenCommand::Create {
                 name,
                 role,
                 tenant,
+                user,
+                note,
                 expires,
                 uses,
                 admin,
@@ -304,6 +353,8 @@ impl Layers<'_> {
                     name: name.map(|Name(name)| name),
                     role: role.to_string(),
                     tenant: tenant.map_or_else(|| DEFAULT_TENANT.into(), |Name(tenant)| tenant),
+                    user: user.map_or_else(String::new, |Name(user)| user),
+                    note: note.unwrap_or_default(),
                     life: expires.map(|Period(life)| life),
                     uses,
                 };

@@ -4,6 +4,7 @@
 //! configuration file, so each type has one parser.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     net::{Ipv6Addr, SocketAddr},
     str::FromStr,
@@ -181,6 +182,72 @@ impl FromStr for MemoryOrZero {
         };
         Ok(Self { size_bytes })
     }
+}
+
+/// Numbers of devices by kind, such as `cuda=4,flex=2`, or `none`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kinds(pub(crate) BTreeMap<String, u32>);
+
+impl FromStr for Kinds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let entries = entries(text, "cuda=4,flex=2")?;
+        let counted = entries.into_iter().map(|(kind, count)| {
+            let count = kind_count(&kind, &count)?;
+            Ok((kind, count))
+        });
+        counted.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A limit of devices by kind, and of their memory, such as `cuda=8,memory=640GiB`, or `none`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceLimit {
+    pub(crate) kinds: BTreeMap<String, u32>,
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+impl FromStr for DeviceLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut limit = Self::default();
+        for (name, value) in entries(text, "cuda=8,memory=640GiB")? {
+            if name == "memory" {
+                limit.memory_bytes = Some(value.parse::<Memory>()?.size_bytes);
+            } else {
+                let count = kind_count(&name, &value)?;
+                limit.kinds.insert(name, count);
+            }
+        }
+        Ok(limit)
+    }
+}
+
+/// Returns the entries of a list such as `example`, each a name and a value; none for `none`.
+fn entries(text: &str, example: &str) -> Result<Vec<(String, String)>, String> {
+    if text == "none" {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::<(String, String)>::new();
+    for entry in text.split(',') {
+        let wrong = || format!("{text:?} is not a list such as {example}, or none");
+        let (name, value) = entry.split_once('=').ok_or_else(wrong)?;
+        if !is_name(name) {
+            return Err(wrong());
+        }
+        if found.iter().any(|(known, _)| known == name) {
+            return Err(format!("{text:?} has {name} twice"));
+        }
+        found.push((name.into(), value.into()));
+    }
+    Ok(found)
+}
+
+fn kind_count(kind: &str, count: &str) -> Result<u32, String> {
+    let wrong = |_| format!("{count:?} is not a number of devices of kind {kind}, such as 4");
+    count.parse().map_err(wrong)
 }
 
 /// A duration in whole seconds, from 1 s to a day.

@@ -14,11 +14,13 @@ use tensord_transport::Secret;
 use tonic::metadata::MetadataMap;
 
 use self::tokens::InvalidReason;
+pub(super) use self::tokens::is_name;
 pub(crate) use self::{
     role::Role,
     time::{UnixMillis, millis},
     tokens::{DEFAULT_TENANT, NewToken, Token, TokenError, TokenState, Tokens},
 };
+use super::tenants::TenantError;
 use crate::state::{self, Persisted, PoolSecrets, StateDir, StateError};
 
 /// The tokens of the first start: name, role, and the file in the state directory that
@@ -71,6 +73,8 @@ pub(crate) enum ChangeError {
     #[error(transparent)]
     Token(#[from] TokenError),
     #[error(transparent)]
+    Tenant(#[from] TenantError),
+    #[error(transparent)]
     State(#[from] StateError),
 }
 
@@ -93,6 +97,8 @@ impl Access {
                     name: name.into(),
                     role,
                     tenant: DEFAULT_TENANT.into(),
+                    user: String::new(),
+                    note: String::new(),
                     life: None,
                     uses: (role == Role::Worker).then_some(INITIAL_WORKER_USES),
                 };
@@ -183,7 +189,7 @@ impl Access {
         });
         used.map_err(|e| {
             let code = match e {
-                ChangeError::Token(_) => ErrorCode::Token,
+                ChangeError::Token(_) | ChangeError::Tenant(_) => ErrorCode::Token,
                 ChangeError::State(_) => ErrorCode::Internal,
             };
             Error::new(code, e.to_string())
@@ -392,6 +398,8 @@ mod tests {
             name: "ci".into(),
             role: Role::Client,
             tenant: "red".into(),
+            user: "ada".into(),
+            note: String::new(),
             life: None,
             uses: None,
         };

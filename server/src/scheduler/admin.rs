@@ -1,17 +1,20 @@
-//! The admin service: it creates, lists, rotates and revokes tokens, lists, drains and removes
-//! workers, lists, moves, suspends and resumes leases, and lists what waits, while the pool runs.
+//! The admin service: it creates, lists, rotates and revokes tokens, adds, changes, lists and removes
+//! tenants, lists, drains and removes workers, lists, moves, suspends and resumes leases, and lists what
+//! waits, while the pool runs.
 
 use std::{sync::Arc, time::Duration};
 
 use tensord_proto::ids::LeaseId;
 use tensord_proto::v1::{
-    CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices, EnrolledWorker,
-    EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest, ListTokensRequest,
-    ListWaitingRequest, ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease,
-    RemoveWorkerRequest, RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest,
-    Revoked, RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TokenInfo, TokenList,
-    WaitingList, admin_server::Admin,
+    ChangeTenantRequest, CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices,
+    EnrolledWorker, EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest,
+    ListTenantsRequest, ListTokensRequest, ListWaitingRequest, ListWorkersRequest, MadeToken,
+    MoveLeaseRequest, MovedLease, RemoveTenantRequest, RemoveWorkerRequest, RemovedTenant,
+    RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest, Revoked,
+    RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TenantInfo, TenantList, TokenInfo,
+    TokenList, WaitingList, admin_server::Admin,
 };
+use tensord_scheduler::TenantLimit;
 use tensord_transport::{Secret, control};
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
@@ -19,8 +22,10 @@ use tracing::info;
 
 use super::{
     access::{Access, ChangeError, NewToken, Role, Token, TokenError, TokenState, UnixMillis},
+    convert,
     driver::Input,
     service::Service,
+    tenants::{TenantChange, TenantError, Tenants},
 };
 use crate::{
     audit::{Entry, EntryKind},
@@ -40,16 +45,22 @@ impl Admin for Service {
             tenant,
             life_ms,
             uses,
+            user,
+            note,
         } = request.into_inner();
         let role = role.parse().map_err(|e: String| protocol_error(&e))?;
         let new = NewToken {
             name,
             role,
-            tenant,
+            tenant: tenant.clone(),
+            user,
+            note,
             life: life_ms.map(Duration::from_millis),
             uses,
         };
-        let made = self.change(move |access| access.create(new)).await?;
+        let tenants = self.0.registries.tenants.clone();
+        let create = move |access: &Access| tenants.with_tenant(&tenant, || access.create(new));
+        let made = self.change(create).await?;
         info!(token = made.0.name, role = %made.0.role, "token created");
         Ok(Response::new(made_token(&made)))
     }
@@ -59,7 +70,7 @@ impl Admin for Service {
         request: Request<ListTokensRequest>,
     ) -> Result<Response<TokenList>, Status> {
         self.0.admit(&[Role::Admin], &request)?;
-        let (tokens, now) = (self.0.access.tokens(), UnixMillis::now());
+        let (tokens, now) = (self.0.registries.access.tokens(), UnixMillis::now());
         let tokens = tokens.iter().map(|token| info_of(token, now)).collect();
         Ok(Response::new(TokenList { tokens }))
     }
@@ -101,7 +112,7 @@ impl Admin for Service {
             return Ok(Response::new(Revoked::default()));
         }
         if token.role == Role::Worker {
-            let (enrolment, name) = (self.0.enrolment.clone(), token.name.clone());
+            let (enrolment, name) = (self.0.registries.enrolment.clone(), token.name.clone());
             let forgotten = blocking(move || enrolment.revoke(&name)).await?;
             forgotten.map_err(|e| refused(&e))?;
         }
@@ -118,7 +129,7 @@ impl Admin for Service {
         request: Request<ListWorkersRequest>,
     ) -> Result<Response<EnrolledWorkers>, Status> {
         self.0.admit(&[Role::Admin], &request)?;
-        let (enrolment, now) = (&self.0.enrolment, UnixMillis::now());
+        let (enrolment, now) = (&self.0.registries.enrolment, UnixMillis::now());
         let registry = enrolment.registry();
         let workers = registry.iter().map(|(name, worker)| {
             let joined = enrolment.is_live(name);
@@ -148,7 +159,7 @@ impl Admin for Service {
         let auth = self.0.admit(&[Role::Admin], &request)?;
         let peer = control::peer(&request);
         let RemoveWorkerRequest { name } = request.into_inner();
-        let (enrolment, removing) = (self.0.enrolment.clone(), name.clone());
+        let (enrolment, removing) = (self.0.registries.enrolment.clone(), name.clone());
         let removed = blocking(move || enrolment.remove(&removing)).await?;
         removed.map_err(|e| grpc_status::status(&e))?;
         info!(name, "worker removed");
@@ -245,6 +256,53 @@ impl Admin for Service {
         resumed.written.await;
         Ok(Response::new(resumed.reply))
     }
+
+    async fn add_tenant(
+        &self,
+        request: Request<ChangeTenantRequest>,
+    ) -> Result<Response<TenantInfo>, Status> {
+        self.change_tenant(request, "added", Tenants::add).await
+    }
+
+    async fn set_tenant(
+        &self,
+        request: Request<ChangeTenantRequest>,
+    ) -> Result<Response<TenantInfo>, Status> {
+        self.change_tenant(request, "changed", Tenants::set).await
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<ListTenantsRequest>,
+    ) -> Result<Response<TenantList>, Status> {
+        self.0.admit(&[Role::Admin], &request)?;
+        let ListTenantsRequest { name } = request.into_inner();
+        let name = (!name.is_empty()).then_some(name);
+        if let Some(name) = &name {
+            let tenants = self.0.registries.tenants.read();
+            tenants.get(name).map_err(|e| refused(&e.into()))?;
+        }
+        let tenants = self.tenants(name).await?;
+        Ok(Response::new(TenantList { tenants }))
+    }
+
+    async fn remove_tenant(
+        &self,
+        request: Request<RemoveTenantRequest>,
+    ) -> Result<Response<RemovedTenant>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let RemoveTenantRequest { name } = request.into_inner();
+        let (tenants, access) = (
+            self.0.registries.tenants.clone(),
+            self.0.registries.access.clone(),
+        );
+        let removing = name.clone();
+        let removed = blocking(move || tenants.remove(&removing, &access)).await?;
+        removed.map_err(|e| refused(&e))?;
+        info!(name, by = %auth.token, "tenant removed");
+        self.0.send_to_driver(Input::TenantsChanged).await?;
+        Ok(Response::new(RemovedTenant {}))
+    }
 }
 
 /// Runs `work` on a thread that may block on the disk.
@@ -275,12 +333,53 @@ impl Service {
         changed.map_err(|reason| protocol_error(&reason))
     }
 
+    /// Changes a tenant, and returns it. `what` completes "tenant … ".
+    async fn change_tenant(
+        &self,
+        request: Request<ChangeTenantRequest>,
+        what: &'static str,
+        change: impl FnOnce(&Tenants, &str, TenantChange) -> Result<(), ChangeError> + Send + 'static,
+    ) -> Result<Response<TenantInfo>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let ChangeTenantRequest {
+            name,
+            weight,
+            guaranteed,
+            limit,
+        } = request.into_inner();
+        let parsed = TenantChange {
+            weight,
+            guaranteed: guaranteed.map(|it| convert::kinds(it.kinds)),
+            limit: limit.map(|it| TenantLimit {
+                devices: convert::kinds(it.kinds),
+                memory_bytes: it.memory_bytes,
+            }),
+        };
+        let (tenants, changing) = (self.0.registries.tenants.clone(), name.clone());
+        let changed = blocking(move || change(&tenants, &changing, parsed)).await?;
+        changed.map_err(|e| refused(&e))?;
+        info!(name, by = %auth.token, "tenant {what}");
+        self.0.send_to_driver(Input::TenantsChanged).await?;
+        let info = self.tenants(Some(name)).await?.into_iter().next();
+        // Another administrator may have removed it.
+        let gone = || protocol_error("the tenant was removed meanwhile");
+        info.map(Response::new).ok_or_else(gone)
+    }
+
+    /// Returns this tenant, or all, with what they have.
+    async fn tenants(&self, name: Option<String>) -> Result<Vec<TenantInfo>, Status> {
+        let (reply, replied) = oneshot::channel();
+        let list = Input::ListTenants(name, reply);
+        self.0.send_to_driver(list).await?;
+        self.reply(replied).await
+    }
+
     /// Changes tokens on a thread that may block on the disk.
     async fn change<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Access) -> Result<T, ChangeError> + Send + 'static,
     ) -> Result<T, Status> {
-        let access: Arc<Access> = self.0.access.clone();
+        let access: Arc<Access> = self.0.registries.access.clone();
         let changed = blocking(move || change(&access)).await?;
         changed.map_err(|e| refused(&e))
     }
@@ -288,8 +387,10 @@ impl Service {
 
 fn refused(error: &ChangeError) -> Status {
     let code = match error {
-        ChangeError::Token(TokenError::Full) => ErrorCode::Limit,
-        ChangeError::Token(_) => ErrorCode::Protocol,
+        ChangeError::Token(TokenError::Full) | ChangeError::Tenant(TenantError::Full) => {
+            ErrorCode::Limit
+        }
+        ChangeError::Token(_) | ChangeError::Tenant(_) => ErrorCode::Protocol,
         ChangeError::State(_) => ErrorCode::Internal,
     };
     grpc_status::status(&Error::new(code, error.to_string()))
@@ -317,6 +418,8 @@ fn info_of(token: &Token, now: UnixMillis) -> TokenInfo {
         name: token.name.clone(),
         role: token.role.to_string(),
         tenant: token.tenant.clone(),
+        user: token.user.clone(),
+        note: token.note.clone(),
         created_ms: token.created.0,
         expires_ms: token.expires.map(|at| at.0),
         uses: token.uses,

@@ -4,6 +4,8 @@
 //! Incoming messages are checked here, so the engine can rely on their contents, and text
 //! that others will see (names, kinds) is safe to print.
 
+use std::collections::BTreeMap;
+
 use prost::Message;
 use tensord_proto::{
     credential::CredentialHash,
@@ -113,6 +115,7 @@ pub(super) fn client_event(
     match message.body {
         Some(Body::Request(request)) => Ok(ClientEvent::Request {
             request: RequestId(request.request_id),
+            priority: request.priority,
             demand: demand(request)?,
             lease,
         }),
@@ -136,6 +139,12 @@ pub(super) fn client_event(
         Some(Body::Hello(_)) => protocol_error("the client sent a second hello on the same stream"),
         None => protocol_error("the client sent an empty or unknown message"),
     }
+}
+
+/// Returns the counts of a message by kind; of those of one kind, the last.
+pub(super) fn kinds(kinds: Vec<v1::KindCount>) -> BTreeMap<String, u32> {
+    let kinds = kinds.into_iter();
+    kinds.map(|it| (it.kind, it.count)).collect()
 }
 
 fn durability(message: v1::Durability) -> Durability {
@@ -286,7 +295,9 @@ pub(super) fn refused(request: RequestId, error: Error) -> PoolMessage {
 pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
     let code = match reason {
         RefuseReason::NoDevices => ErrorCode::Protocol,
-        RefuseReason::Unsatisfiable { .. } => ErrorCode::Unsatisfiable,
+        RefuseReason::Unsatisfiable { .. } | RefuseReason::TenantLimit { .. } => {
+            ErrorCode::Unsatisfiable
+        }
         RefuseReason::PoolLimit { .. } | RefuseReason::ClientLimit { .. } => ErrorCode::Limit,
         RefuseReason::Cancelled => ErrorCode::Cancelled,
     };

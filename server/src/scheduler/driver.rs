@@ -11,6 +11,7 @@ mod input;
 mod leases;
 mod preparations;
 mod status;
+mod tenants;
 mod tokens;
 mod waiting;
 mod workers;
@@ -47,7 +48,7 @@ pub(super) use self::{
     workers::JoiningWorker,
 };
 use super::{
-    MISSED_HEARTBEATS, Timing,
+    MISSED_HEARTBEATS, Registries, Timing,
     access::Access,
     convert,
     enrolment::Enrolment,
@@ -55,6 +56,7 @@ use super::{
     lease_records::LeaseRecords,
     renewals::Renewals,
     stream::OpenStream,
+    tenants::Tenants,
     worker_commands,
 };
 use crate::audit::Audit;
@@ -103,6 +105,7 @@ pub(super) struct Driver {
     signer: LeaseSigner,
     access: Arc<Access>,
     enrolment: Arc<Enrolment>,
+    tenants: Arc<Tenants>,
     audit: Audit,
     records: LeaseRecords,
     renewals: Renewals,
@@ -134,16 +137,21 @@ impl Driver {
         engine: Engine,
         records: LeaseRecords,
         signer: LeaseSigner,
-        access: Arc<Access>,
-        enrolment: Arc<Enrolment>,
+        registries: Registries,
         audit: Audit,
         timing: Timing,
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
+        let Registries {
+            access,
+            enrolment,
+            tenants,
+        } = registries;
         let driver = Self {
             holders: Holders::new(engine.options().lease_expiry),
             access,
             enrolment,
+            tenants,
             audit,
             engine,
             records,
@@ -280,6 +288,12 @@ impl Driver {
             }
             Input::ListWaiting(lease, reply) => {
                 let _ = reply.send(self.list_waiting(lease));
+            }
+            Input::TenantsChanged => self.apply(Event::SetPolicy {
+                policy: self.tenants.read().policy(),
+            }),
+            Input::ListTenants(name, reply) => {
+                let _ = reply.send(self.list_tenants(name.as_deref()));
             }
             Input::DrainWorker {
                 name,

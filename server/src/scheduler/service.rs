@@ -24,11 +24,11 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 
 use super::{
-    Timing,
-    access::{Access, AuthContext, Role, UnixMillis},
+    Registries, Timing,
+    access::{AuthContext, Role, UnixMillis},
     convert,
     driver::{Input, JoiningWorker, credential_mismatch},
-    enrolment::{Admitted, Enrolment, JoinRequest, Offer},
+    enrolment::{Admitted, JoinRequest, Offer},
     stream::{self, AcceptedStream, OUTGOING_QUEUE},
     worker_events,
 };
@@ -43,8 +43,7 @@ pub(super) struct Service(pub(super) Arc<Shared>);
 
 /// The state shared by the services.
 pub(super) struct Shared {
-    pub(super) access: Arc<Access>,
-    pub(super) enrolment: Arc<Enrolment>,
+    pub(super) registries: Registries,
     pub(super) timing: Timing,
     pub(super) lease_expiry: Duration,
     /// The public key that verifies lease tokens.
@@ -60,7 +59,8 @@ impl Shared {
         roles: &[Role],
         request: &Request<T>,
     ) -> Result<AuthContext, Status> {
-        self.access
+        self.registries
+            .access
             .check(roles, request.metadata())
             .map_err(|error| {
                 let peer = control::peer(request);
@@ -107,7 +107,7 @@ impl Shared {
         let (shared, others) = (self.clone(), self.guard(&[Role::Worker]));
         move |request| {
             let shown = control::certificate(&request);
-            if !shown.is_some_and(|shown| shared.enrolment.is_enrolled(&shown)) {
+            if !shown.is_some_and(|shown| shared.registries.enrolment.is_enrolled(&shown)) {
                 return others(request);
             }
             let full = |e: AdmissionLimitError| {
@@ -183,7 +183,7 @@ impl Pool for Service {
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusReply>, Status> {
         let auth = self.0.admit(&[Role::Client, Role::Admin], &request)?;
-        let may = self.0.access.check_may_open(&auth);
+        let may = self.0.registries.access.check_may_open(&auth);
         may.map_err(|error| grpc_status::status(&error))?;
         let (reply, replied) = oneshot::channel();
         self.0.send_to_driver(Input::Status(auth, reply)).await?;
@@ -236,7 +236,7 @@ impl Shared {
             convert::claimed_leases(client, credential, tenant, &lease_tokens, &self.lease_key)?;
         if held.claims.is_empty() {
             // A client that holds leases may come back to them even if its token has ended.
-            self.access.check_may_open(auth)?;
+            self.registries.access.check_may_open(auth)?;
         }
         let answer = pool_message::Body::Hello(PoolHello {
             hello: Some(version::hello()),
@@ -257,7 +257,10 @@ impl Shared {
         joining: JoinRequest,
         auth: Result<AuthContext, Error>,
     ) -> Result<Admitted, Error> {
-        let (access, enrolment) = (self.access.clone(), self.enrolment.clone());
+        let (access, enrolment) = (
+            self.registries.access.clone(),
+            self.registries.enrolment.clone(),
+        );
         let admit = move || enrolment.admit(joining, auth, &access);
         let admitted = tokio::task::spawn_blocking(admit).await;
         admitted.unwrap_or_else(|bug| Err(Error::new(ErrorCode::Internal, bug.to_string())))
@@ -294,7 +297,10 @@ impl Workers for Service {
     ) -> Result<Response<Self::JoinStream>, Status> {
         let shared = &self.0;
         let (peer, shown) = (control::peer(&request), control::certificate(&request));
-        let auth = shared.access.check(&[Role::Worker], request.metadata());
+        let auth = shared
+            .registries
+            .access
+            .check(&[Role::Worker], request.metadata());
         let mut incoming = request.into_inner();
         let first = stream::read_first(&mut incoming, shared.timing.hello).await?;
         let refused = |error| {

@@ -12,6 +12,7 @@ mod leases;
 mod peers;
 mod refusals;
 mod restart;
+mod tenants;
 mod tokens;
 
 use std::{
@@ -84,6 +85,19 @@ async fn open_records(state: &StateDir) -> OpenRecords {
     with_timeout("records of leases", opening).await
 }
 
+/// As [`open_records`], the tenants.
+async fn open_tenants(state: &StateDir) -> RedbTenants {
+    let opening = async {
+        loop {
+            match RedbTenants::open(state) {
+                Ok(store) => return store,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    with_timeout("records of tenants", opening).await
+}
+
 impl Rig {
     async fn start() -> Self {
         Self::with(options()).await
@@ -100,12 +114,14 @@ impl Rig {
         let secrets = state.pool_secrets().unwrap();
         let enrolment = Enrolment::open(&state).unwrap();
         let records = open_records(&state).await;
+        let store = open_tenants(&state).await;
         let access = Access::open(state, &secrets).unwrap();
+        let tenants = Tenants::open(Box::new(store), &access).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =
             (secrets.client_token.clone(), secrets.worker_token.clone());
         let admin_token = secrets.admin_token.clone();
-        let scheduler = Scheduler::start(options, secrets, access, enrolment, records)
+        let scheduler = Scheduler::start(options, secrets, access, enrolment, tenants, records)
             .await
             .unwrap();
         Self {

@@ -58,6 +58,7 @@ fn listed(home: &Path, name: &str) -> Option<serde_json::Value> {
 
 /// Makes the token `ci`, and checks that it works and how it is listed. Returns its URL.
 fn check_new_token(home: &Path) -> String {
+    stdout_of(home, &["tenant", "add", "red"]);
     let made = stdout_of(
         home,
         &[
@@ -67,6 +68,10 @@ fn check_new_token(home: &Path) -> String {
             "ci",
             "--tenant",
             "red",
+            "--user",
+            "ada",
+            "--note",
+            "until summer",
             "--expires",
             "1d",
         ],
@@ -74,11 +79,16 @@ fn check_new_token(home: &Path) -> String {
     let mut made = made.lines();
     assert_eq!(
         made.next(),
-        Some("# program token ci of tenant red, for 1 d 0 h; it is not shown again")
+        Some("# program token ci of tenant red, user ada, for 1 d 0 h; it is not shown again")
     );
     let ci = url(made.next().unwrap()).to_owned();
     assert_eq!(status(home, &ci).0, Some(0));
-    assert_eq!(listed(home, "ci").unwrap()["tenant"], "red");
+    let shown = listed(home, "ci").unwrap();
+    assert_eq!(shown["tenant"], "red");
+    assert_eq!(
+        (&shown["user"], &shown["note"]),
+        (&"ada".into(), &"until summer".into())
+    );
     let table = stdout_of(home, &["token", "list"]);
     let names = table
         .lines()

@@ -23,6 +23,9 @@ const SECRET: [f32; 64] = [42.0; 64];
 fn url_of(cluster: &Cluster, tenant: &str) -> String {
     let state = cluster.path("state");
     let state = state.to_str().expect("temporary paths are text");
+    let log = cluster.path(&format!("tenant-{tenant}.log"));
+    let added = Process::start(&["tenant", "add", tenant, "--state", state], &[], log);
+    added.wait_for("tenant", |line| line.contains("tokens").then_some(()));
     let args = [
         "token", "create", "--name", tenant, "--tenant", tenant, "--state", state,
     ];

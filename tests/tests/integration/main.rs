@@ -13,3 +13,4 @@ mod faults;
 mod processes;
 mod queue;
 mod sharing;
+mod tenants;

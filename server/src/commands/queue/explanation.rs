@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DevicesOfLease, NeededDevices, Waiting},
+    v1::{DevicesOfLease, NeededDevices, TenantInfo, Waiting},
 };
 
 use super::{suitable_text, waiter, wanted_text};
-use crate::human;
+use crate::{commands::tenants, human};
 
 /// Width of the names of the lines after the first one.
 const NAME_WIDTH: usize = 10;
@@ -39,6 +39,15 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
     }
     let position = format!("{} of {count}; {}", waiting.position, rule(waiting));
     line("position", &position);
+    if let Some(tenant) = &waiting.tenant_info {
+        line("tenant", &tenant_text(tenant));
+    }
+    if waiting.at_limit {
+        line(
+            "limit",
+            "there may be enough devices, but its tenant would have more than its limit",
+        );
+    }
     for needed in &waiting.needs {
         line("devices", &devices_text(needed));
         let leased = needed.leased_by.iter().map(leased_text);
@@ -83,10 +92,28 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
         true => "leases that are to go on get devices before requests",
+        false if waiting.guaranteed => {
+            "it is within its tenant's guarantee, and such requests come first"
+        }
         false => {
-            "requests get devices in the order of their arrival, but a later one that fits does not wait"
+            "the tenant that has the least, by weight, is next, but a later request that fits does not wait"
         }
     }
+}
+
+/// Returns what a tenant has, is promised and may have.
+fn tenant_text(tenant: &TenantInfo) -> String {
+    let mut texts = vec![format!("{} has {}", tenant.name, tenants::has_text(tenant))];
+    let guarantee = tenants::guarantee_text(tenant);
+    if !guarantee.is_empty() {
+        texts.push(format!("guaranteed {guarantee}"));
+    }
+    let limit = tenants::limit_text(tenant);
+    if !limit.is_empty() {
+        texts.push(format!("limit {limit}"));
+    }
+    texts.push(format!("weight {}", tenant.weight));
+    texts.join("; ")
 }
 
 fn devices_text(needed: &NeededDevices) -> String {
@@ -142,7 +169,11 @@ fn ends_text(waiting: &Waiting) -> String {
             "its worker joins again",
         ),
         (
-            any(|it| it.leased),
+            waiting.at_limit,
+            "a lease of its tenant ends or is suspended, or the limit of its tenant is raised",
+        ),
+        (
+            any(|it| it.leased) && !waiting.at_limit,
             "a lease with suitable devices ends or is suspended",
         ),
         (
@@ -157,14 +188,13 @@ fn ends_text(waiting: &Waiting) -> String {
         (any(|it| it.out_of_service), "a device is in service again"),
         (any(|it| it.unreachable), "a worker connects again"),
         (any(|it| it.draining), "a worker no longer drains"),
+        (!waiting.at_limit, "a worker with such devices joins"),
     ];
-    let joins = "a worker with such devices joins";
     let ends = ends
         .iter()
         .filter(|(applies, _)| *applies)
         .map(|(_, end)| *end);
-    let ends: Vec<_> = ends.chain([joins]).collect();
-    ends.join(", or ")
+    ends.collect::<Vec<_>>().join(", or ")
 }
 
 #[cfg(test)]
@@ -175,9 +205,10 @@ mod tests {
     fn explanation_of_a_request_names_the_leases_with_its_devices() {
         let listed = listed();
         let expected = "\
-request 000000000000009b of tenant default (token program) waits for 2 devices of kind cuda with 40.0 GiB each
+request 000000000000009b of tenant research (token program) waits for 2 devices of kind cuda with 40.0 GiB each
   waited     1 min 1 s
-  position   2 of 2; requests get devices in the order of their arrival, but a later one that fits does not wait
+  position   2 of 2; the tenant that has the least, by weight, is next, but a later request that fits does not wait
+  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640.0 GiB; weight 2
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
              lease 000000000000009c of tenant research (token ci) has 4 devices
              lease 000000000000009d of tenant research (token night) has 2 devices
@@ -186,6 +217,31 @@ request 000000000000009b of tenant default (token program) waits for 2 devices o
   estimate   none, as a lease may keep its devices for any time
 ";
         assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
+    }
+
+    #[test]
+    fn explanation_names_the_limit_and_the_guarantee_of_the_tenant() {
+        let mut waiting = listed().waiting.remove(1);
+        waiting.at_limit = true;
+        waiting.guaranteed = true;
+        waiting.needs[0] = NeededDevices {
+            count: 2,
+            free: 5,
+            leased: 3,
+            ..NeededDevices::default()
+        };
+        let expected = "\
+request 000000000000009b of tenant research (token program) waits for 2 devices of kind cuda with 40.0 GiB each
+  waited     1 min 1 s
+  position   1 of 1; it is within its tenant's guarantee, and such requests come first
+  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640.0 GiB; weight 2
+  limit      there may be enough devices, but its tenant would have more than its limit
+  devices    2 devices; suitable: 5 free, 3 leased
+  may end if a lease of its tenant ends or is suspended, or the limit of its tenant is raised
+  estimate   none, as a lease may keep its devices for any time
+";
+        waiting.position = 1;
+        assert_eq!(explanation(&waiting, 1), expected);
     }
 
     #[test]

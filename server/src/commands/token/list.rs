@@ -7,10 +7,12 @@ use tensord_proto::v1::TokenInfo;
 
 use crate::{human, stdout, table};
 
-const HEADER: [&str; 7] = ["NAME", "ROLE", "TENANT", "STANDING", "MADE", "ENDS", "USES"];
+const HEADER: [&str; 9] = [
+    "NAME", "ROLE", "TENANT", "USER", "STANDING", "MADE", "ENDS", "USES", "NOTE",
+];
 
 /// Columns of numbers, which are aligned right.
-const RIGHT: [usize; 1] = [6];
+const RIGHT: [usize; 1] = [7];
 
 /// The JSON for a token. Programs depend on the field names.
 #[derive(Serialize)]
@@ -18,6 +20,8 @@ struct Token<'a> {
     name: &'a str,
     role: &'a str,
     tenant: &'a str,
+    user: &'a str,
+    note: &'a str,
     standing: &'a str,
     created_ms: u64,
     expires_ms: Option<u64>,
@@ -38,6 +42,8 @@ fn token(token: &TokenInfo) -> Token<'_> {
         name: &token.name,
         role: &token.role,
         tenant: &token.tenant,
+        user: &token.user,
+        note: &token.note,
         standing: &token.standing,
         created_ms: token.created_ms,
         expires_ms: token.expires_ms,
@@ -63,7 +69,7 @@ fn table_at(tokens: &[TokenInfo], now: Duration) -> String {
     )
 }
 
-fn row(token: &TokenInfo, now_ms: u64) -> [String; 7] {
+fn row(token: &TokenInfo, now_ms: u64) -> [String; 9] {
     let ends_ms = token.revoked_ms.or(token.expires_ms);
     let uses = match token.uses {
         Some(uses) => format!("{} of {}", human::count(token.used), human::count(uses)),
@@ -80,10 +86,12 @@ fn row(token: &TokenInfo, now_ms: u64) -> [String; 7] {
         token.name.clone(),
         token.role.clone(),
         token.tenant.clone(),
+        token.user.clone(),
         standing,
         human::relative(token.created_ms, now_ms),
         ends_ms.map_or("-".into(), |at| human::relative(at, now_ms)),
         uses,
+        token.note.clone(),
     ]
 }
 
@@ -105,11 +113,13 @@ mod tests {
             TokenInfo {
                 uses: Some(1000),
                 used: 3,
+                note: "rack 4".into(),
                 ..token("worker", "worker", "good")
             },
             TokenInfo {
                 expires_ms: Some(100_000 + 86_400_000),
                 rotates_ms: Some(160_000),
+                user: "ada".into(),
                 ..token("ci", "program", "rotating")
             },
             TokenInfo {
@@ -118,10 +128,10 @@ mod tests {
             },
         ];
         let expected = "\
-NAME    ROLE     TENANT   STANDING                MADE           ENDS             USES
-worker  worker   default  good                    1 min 0 s ago  -         3 of 1,000
-ci      program  default  rotating for 1 min 0 s  1 min 0 s ago  in 1 d 0 h           -
-old     program  default  revoked                 1 min 0 s ago  10 s ago             -
+NAME    ROLE     TENANT   USER  STANDING                MADE           ENDS             USES  NOTE
+worker  worker   default        good                    1 min 0 s ago  -          3 of 1,000  rack 4
+ci      program  default  ada   rotating for 1 min 0 s  1 min 0 s ago  in 1 d 0 h          -
+old     program  default        revoked                 1 min 0 s ago  10 s ago            -
 ";
         let trimmed = |text: &str| -> Vec<Vec<String>> {
             let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();

@@ -243,6 +243,7 @@ fn token_lifetime_is_optional() {
                     tenant,
                     life,
                     uses,
+                    ..
                 },
             ..
         })) => Ok((name, role, tenant, life, uses)),

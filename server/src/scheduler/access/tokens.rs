@@ -19,6 +19,9 @@ const MAX_TOKENS: usize = 1000;
 /// rotation.
 const MAX_SECRETS: usize = 8;
 
+/// The largest number of characters of a token's note.
+const MAX_NOTE_CHARS: usize = 200;
+
 /// The tenant of tokens that name no tenant.
 pub(crate) const DEFAULT_TENANT: &str = "default";
 
@@ -37,6 +40,12 @@ pub(crate) struct Token {
     pub(crate) role: Role,
     /// The token's tenant.
     pub(crate) tenant: String,
+    /// The person or program that has the token; may be empty.
+    #[serde(default)]
+    pub(crate) user: String,
+    /// What the token is for; may be empty.
+    #[serde(default)]
+    pub(crate) note: String,
     /// The time of the token's creation.
     pub(crate) created: UnixMillis,
     /// The time at which the token expires, if it does.
@@ -84,6 +93,10 @@ pub(crate) struct NewToken {
     pub(crate) role: Role,
     /// The token's tenant.
     pub(crate) tenant: String,
+    /// The person or program that gets the token; may be empty.
+    pub(crate) user: String,
+    /// What the token is for; may be empty.
+    pub(crate) note: String,
     /// The token's lifetime, if limited.
     pub(crate) life: Option<Duration>,
     /// The number of workers that may enrol with it, if limited.
@@ -137,6 +150,8 @@ impl InvalidReason {
 pub(crate) enum TokenError {
     #[error("{what} is {text:?}; it must have 1 to 64 letters, digits and - _ .")]
     Text { what: &'static str, text: String },
+    #[error("the note is longer than {MAX_NOTE_CHARS} characters, or has line breaks")]
+    Note,
     #[error("the name {0:?} belongs to an earlier token; choose another name")]
     Taken(String),
     #[error("there is no token {0:?}; `tensord token list` shows all tokens")]
@@ -189,6 +204,14 @@ impl Tokens {
         self.tokens.iter().find(|token| token.name == name)
     }
 
+    /// Returns the names of a tenant's tokens that are valid at `now`.
+    pub(crate) fn valid_of(&self, tenant: &str, now: UnixMillis) -> Vec<String> {
+        let valid = self
+            .iter()
+            .filter(|token| token.tenant == tenant && token.state_at(now) == TokenState::Valid);
+        valid.map(|token| token.name.clone()).collect()
+    }
+
     fn get_mut(&mut self, name: &str) -> Result<&mut Token, TokenError> {
         let found = self.tokens.iter_mut().find(|token| token.name == name);
         found.ok_or_else(|| TokenError::Unknown(name.into()))
@@ -233,6 +256,8 @@ impl Tokens {
             name,
             role,
             tenant,
+            user,
+            note,
             life,
             uses,
         } = new;
@@ -246,6 +271,16 @@ impl Tokens {
                 return Err(TokenError::Text { what, text });
             }
         }
+        if !user.is_empty() && !is_name(&user) {
+            let text = user.chars().take(80).collect();
+            return Err(TokenError::Text {
+                what: "the user",
+                text,
+            });
+        }
+        if note.chars().count() > MAX_NOTE_CHARS || note.chars().any(char::is_control) {
+            return Err(TokenError::Note);
+        }
         if uses.is_some() && role != Role::Worker {
             return Err(TokenError::Uses(role));
         }
@@ -257,6 +292,8 @@ impl Tokens {
             name,
             role,
             tenant,
+            user,
+            note,
             created: now,
             expires: life.map(|life| now.after(life)),
             uses,
@@ -386,7 +423,7 @@ impl Tokens {
 }
 
 /// Returns whether `text` is a valid name: safe to print, and without need for quotes.
-fn is_name(text: &str) -> bool {
+pub(in crate::scheduler) fn is_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     (1..=64).contains(&text.len()) && text.chars().all(allowed)
 }

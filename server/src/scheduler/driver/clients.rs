@@ -16,6 +16,7 @@ use super::{Driver, Input, MAX_STREAMS, MAX_UNRECORDED, Peer, Recorded};
 use crate::{
     audit::{self, Entry},
     scheduler::{
+        access::DEFAULT_TENANT,
         convert,
         stream::{self, AcceptedStream, OpenStream},
     },
@@ -71,7 +72,10 @@ impl Driver {
         }
         let admitted = self.client_entry(audit::EntryKind::Admitted, client);
         self.audit.record(admitted);
-        self.apply(event(client, id, ClientEvent::Attach { claims }));
+        // `holders` has recorded the client.
+        let tenant = self.holders.tenant(client).unwrap_or(DEFAULT_TENANT);
+        let tenant = tenant.into();
+        self.apply(event(client, id, ClientEvent::Attach { tenant, claims }));
         for lease in invalid {
             if let Some(gone) = self.send_lease_ended(client, lease, &EndReason::Unknown) {
                 self.apply(gone);

@@ -6,7 +6,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
         ClientMessage, DrainedWorker, Error, LeaseList, PoolMessage, ResumedLease, Revoked,
-        StatusReply, SuspendedLease, WaitingList, WorkerCommand, WorkerMessage,
+        StatusReply, SuspendedLease, TenantInfo, WaitingList, WorkerCommand, WorkerMessage,
     },
 };
 use tensord_scheduler::StreamId;
@@ -53,6 +53,10 @@ pub(in crate::scheduler) enum Input {
     ListLeases(oneshot::Sender<LeaseList>),
     /// A request for what waits for devices, or for this lease or request alone.
     ListWaiting(Option<LeaseId>, oneshot::Sender<WaitingList>),
+    /// What tenants are promised and may have has changed on disk.
+    TenantsChanged,
+    /// A request for the tenant of this name, or all, with what they have.
+    ListTenants(Option<String>, oneshot::Sender<Vec<TenantInfo>>),
     /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
     /// the pool.
     DrainWorker {

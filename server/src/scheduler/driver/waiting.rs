@@ -44,15 +44,28 @@ impl Driver {
             tenant,
             token,
             position,
+            at_limit: waiting.is_at_limit,
+            tenant_info: waiting
+                .tenant
+                .as_ref()
+                .filter(|_| with_leases)
+                .and_then(|tenant| self.list_tenants(Some(tenant.as_str())).pop()),
             needs: needs
                 .map(|it| self.needed_devices(it, with_leases))
                 .collect(),
             ..v1::Waiting::default()
         };
         match &waiting.waiter {
-            Waiter::Request { demand, since: at } => v1::Waiting {
+            Waiter::Request {
+                demand,
+                since: at,
+                priority,
+                is_guaranteed,
+            } => v1::Waiting {
                 requested: demand.to_string(),
                 waited_ms: Some(since(*at)),
+                priority: *priority,
+                guaranteed: *is_guaranteed,
                 ..info
             },
             Waiter::Lease {

@@ -35,6 +35,7 @@ impl Rig {
             tenant: "default".into(),
             life_ms,
             uses,
+            ..CreateTokenRequest::default()
         };
         let request = with_token(request, &self.admin_token);
         let mut admin = AdminClient::new(self.channel().await);

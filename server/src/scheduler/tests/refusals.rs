@@ -211,9 +211,7 @@ fn request_of_kind(kind: String) -> client_message::Body {
         request_id: 1,
         devices: 1,
         kind,
-        memory_bytes: 0,
-        durability: tensord_proto::v1::Durability::Off.into(),
-        recover_within_ms: None,
+        ..LeaseRequest::default()
     })
 }
 

@@ -1,18 +1,18 @@
 //! Tokens that are created, rotated and revoked while the pool runs.
 
 use tensord_proto::v1::{
-    CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest, Revoked,
-    RotateTokenRequest, admin_client::AdminClient,
+    ChangeTenantRequest, CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest,
+    Revoked, RotateTokenRequest, admin_client::AdminClient,
 };
 
 use super::*;
 
 impl Rig {
-    async fn admin(&self) -> AdminClient<Channel> {
+    pub(super) async fn admin(&self) -> AdminClient<Channel> {
         AdminClient::new(self.channel().await)
     }
 
-    async fn create(&self, name: &str, role: &str, tenant: &str) -> Secret {
+    pub(super) async fn create(&self, name: &str, role: &str, tenant: &str) -> Secret {
         let request = CreateTokenRequest {
             name: name.into(),
             role: role.into(),
@@ -22,6 +22,15 @@ impl Rig {
         let request = with_token(request, &self.admin_token);
         let made = self.admin().await.create_token(request).await.unwrap();
         Secret::new(made.into_inner().token)
+    }
+
+    pub(super) async fn add_tenant(&self, name: &str) {
+        let request = ChangeTenantRequest {
+            name: name.into(),
+            ..ChangeTenantRequest::default()
+        };
+        let request = with_token(request, &self.admin_token);
+        self.admin().await.add_tenant(request).await.unwrap();
     }
 
     async fn revoke(&self, name: &str, keep_leases: bool) -> Revoked {
@@ -155,7 +164,7 @@ async fn expired_token_opens_nothing_new() {
         role: "program".into(),
         tenant: "default".into(),
         life_ms: Some(0),
-        uses: None,
+        ..CreateTokenRequest::default()
     };
     let request = with_token(request, &rig.admin_token);
     let made = rig.admin().await.create_token(request).await.unwrap();
@@ -170,6 +179,9 @@ async fn expired_token_opens_nothing_new() {
 async fn tenants_cannot_see_each_other() {
     let rig = Rig::start().await;
     let worker = rig.worker(1, 3).await;
+    for tenant in ["red", "blue"] {
+        rig.add_tenant(tenant).await;
+    }
     let (red, blue) = (
         rig.create("red", "program", "red").await,
         rig.create("blue", "program", "blue").await,

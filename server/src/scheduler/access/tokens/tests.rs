@@ -11,6 +11,8 @@ fn new(name: &str, role: Role) -> NewToken {
         name: name.into(),
         role,
         tenant: DEFAULT_TENANT.into(),
+        user: String::new(),
+        note: String::new(),
         life: None,
         uses: None,
     }

@@ -1,0 +1,145 @@
+//! Requests that wait: the order in which they get devices, and their grants and refusals.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Engine;
+use crate::command::Command;
+use crate::device::Durability;
+use crate::pool::Feasibility;
+use crate::queue::QueuedRequest;
+use crate::reason::RefuseReason;
+use crate::tenants::{Amounts, Ranked, TenantName, order};
+
+impl Engine {
+    /// Grants, refuses or queues the request. A repeated request that is already queued
+    /// changes nothing.
+    pub(super) fn request(&mut self, queued: QueuedRequest) {
+        let (client, request) = (queued.client, queued.request);
+        if self.queue.contains(client, request) {
+            return;
+        }
+        if queued.demand.devices == 0 {
+            return self.refuse(client, request, RefuseReason::NoDevices);
+        }
+        // Those that wait would not fit, so this one need not be behind them.
+        let mut used = self.used_by_tenants();
+        let Some(waiting) = self.try_decide(queued, &mut used) else {
+            return;
+        };
+        let max = self.options.max_waiting_per_client;
+        if self.queue.len_of(client) >= max {
+            return self.refuse(client, request, RefuseReason::ClientLimit { max });
+        }
+        let max = self.options.max_waiting;
+        if self.queue.len() >= max {
+            return self.refuse(client, request, RefuseReason::PoolLimit { max });
+        }
+        self.queue.push(waiting);
+        self.arranged_for = None;
+    }
+
+    /// Grants or refuses every pending request that can be decided now, and reports changed
+    /// positions to the clients of the others.
+    pub(super) fn process_queue(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let used = self.used_by_tenants();
+        let is_arranged = self.arranged_for.as_ref() == Some(&used);
+        if self.pool.take_changed() || !is_arranged {
+            self.decide_all(used);
+        }
+        for (waiting, position) in self.queue.moved() {
+            let QueuedRequest {
+                client, request, ..
+            } = *waiting;
+            self.commands.push(Command::Queued {
+                client,
+                request,
+                position,
+            });
+        }
+    }
+
+    /// Grants or refuses every pending request that can be decided now, of tenants that have `used`.
+    fn decide_all(&mut self, mut used: BTreeMap<TenantName, Amounts>) {
+        self.arrange_queue(&used);
+        let count = self.queue.len();
+        // A grant only takes devices away, so one pass is enough.
+        for waiting in self.queue.take() {
+            if let Some(waiting) = self.try_decide(waiting, &mut used) {
+                self.queue.put_back(waiting);
+            }
+        }
+        if self.queue.len() < count {
+            // The shares are others now.
+            self.arrange_queue(&used);
+        }
+        self.arranged_for = Some(used);
+    }
+
+    /// Puts the requests in the order in which they get devices, if the tenants have `used`.
+    fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
+        // Many requests are for the same kinds.
+        let mut kinds = BTreeMap::<_, BTreeSet<&str>>::new();
+        let pool = &self.pool;
+        let ranked = self.queue.iter().map(|waiting| {
+            let demand = &waiting.demand;
+            let is_exact = demand.durability == Durability::Exact;
+            let key = (&demand.kind, demand.memory_bytes, is_exact);
+            let kinds = kinds.entry(key).or_insert_with(|| pool.kinds_for(demand));
+            Ranked {
+                tenant: &waiting.tenant,
+                priority: waiting.priority,
+                number: waiting.number,
+                demand,
+                kinds: kinds.clone(),
+            }
+        });
+        let ranked: Vec<_> = ranked.collect();
+        let places = order(&self.policy, used, &self.pool.amounts(), &ranked);
+        self.queue.arrange(&places);
+    }
+
+    /// Grants or refuses a request, or returns it if it has to wait. Adds what is granted to what the tenants
+    /// have `used`.
+    fn try_decide(
+        &mut self,
+        waiting: QueuedRequest,
+        used: &mut BTreeMap<TenantName, Amounts>,
+    ) -> Option<QueuedRequest> {
+        let (client, request, demand) = (waiting.client, waiting.request, &waiting.demand);
+        let none = Amounts::default();
+        let of_tenant = used.get(&waiting.tenant).unwrap_or(&none);
+        let limit = self.policy.get(&waiting.tenant).map(|policy| &policy.limit);
+        let allows = |used: &Amounts, device: &_| {
+            limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
+        };
+        let verdict = self.pool.assess(demand, |device| allows(of_tenant, device));
+        match verdict {
+            Feasibility::Fits(lease_devices) => {
+                let devices = lease_devices.iter().filter_map(|it| self.pool.device(*it));
+                let granted = Amounts::of(devices);
+                used.entry(waiting.tenant.clone())
+                    .or_default()
+                    .add(&granted);
+                self.grant(waiting, lease_devices);
+            }
+            Feasibility::Never => {
+                let (demand, pool) = (demand.clone(), self.pool.inventory());
+                let reason = RefuseReason::Unsatisfiable { demand, pool };
+                self.refuse(client, request, reason);
+            }
+            Feasibility::Busy => {
+                let possible = self.pool.offers(demand, |device| allows(&none, device));
+                let limit = limit.filter(|_| possible < demand.devices as usize);
+                let Some(limit) = limit.cloned() else {
+                    return Some(waiting);
+                };
+                let demand = demand.clone();
+                self.refuse(client, request, RefuseReason::TenantLimit { demand, limit });
+            }
+        }
+        None
+    }
+}

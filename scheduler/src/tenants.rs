@@ -1,0 +1,252 @@
+//! The tenants of a pool: what each is promised and may have, and whose request is next.
+//!
+//! Nothing here knows leases, clients or time. The rules:
+//!
+//! - A tenant has at most the devices of its *limit*. A request that would exceed it waits, although there
+//!   may be free devices.
+//! - Requests within their tenant's *guarantee* get devices before all others. A request that names no kind
+//!   is within the guarantee if each kind that it could get is.
+//! - The next of the others is one of the tenant that has least: whose *dominant share*, divided by its
+//!   *weight*, is smallest (Ghodsi et al., "Dominant Resource Fairness: Fair Allocation of Multiple Resource
+//!   Types", NSDI 2011). The resources are the devices of each kind, all devices, and their memory.
+//! - Of requests of one tenant, that of the highest priority is next, and then the earliest.
+//!
+//! A request counts as granted for those behind it, whether it fits now or not. So the order has the
+//! requests of several tenants in turns.
+
+mod order;
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::{DeviceSpec, Memory};
+
+pub(crate) use order::{Place, Ranked, order};
+
+/// The name of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantName(Arc<str>);
+
+impl TenantName {
+    /// Returns the name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for TenantName {
+    fn from(name: &str) -> Self {
+        Self(name.into())
+    }
+}
+
+impl Borrow<str> for TenantName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TenantName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What each tenant of a pool is promised and may have. A tenant that is not among them has
+/// [`TenantPolicy::default`].
+pub type Policy = BTreeMap<TenantName, TenantPolicy>;
+
+/// What a tenant is promised, and what it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantPolicy {
+    /// How much the tenant gets beyond guarantees, in proportion to other tenants. At least 1.
+    pub weight: u32,
+    /// The number of devices of each kind for which its requests come before those beyond a guarantee.
+    pub guaranteed: BTreeMap<String, u32>,
+    /// What it may have at a time.
+    pub limit: TenantLimit,
+}
+
+impl Default for TenantPolicy {
+    fn default() -> Self {
+        Self {
+            weight: 1,
+            guaranteed: BTreeMap::new(),
+            limit: TenantLimit::default(),
+        }
+    }
+}
+
+/// What a tenant may have at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantLimit {
+    /// The largest number of devices of each kind; any number of those of other kinds.
+    pub devices: BTreeMap<String, u32>,
+    /// The largest sum of the devices' memory, in bytes, if it is limited.
+    pub memory_bytes: Option<u64>,
+}
+
+impl fmt::Display for TenantLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices = self.devices.iter();
+        let devices = devices.map(|(kind, max)| format!("{max} {kind}"));
+        let memory = self.memory_bytes.map(|max| Memory(max).to_string());
+        let all: Vec<_> = devices.chain(memory).collect();
+        match all.is_empty() {
+            true => write!(f, "the tenant has no limit"),
+            false => write!(f, "the limit of the tenant is {}", all.join(", ")),
+        }
+    }
+}
+
+impl TenantLimit {
+    /// Returns whether a tenant that has `used` may get `count` devices like this one. If each of the devices
+    /// of a lease passes, the lease does, too.
+    pub(crate) fn allows(&self, used: &Amounts, device: &DeviceSpec, count: u32) -> bool {
+        let count = u64::from(count.max(1));
+        let left = self.devices.get(&device.kind).map(|max| {
+            let has = used.devices.get(&device.kind).copied();
+            u64::from(*max).saturating_sub(has.unwrap_or_default())
+        });
+        let bytes_left = self
+            .memory_bytes
+            .map(|max| u128::from(max).saturating_sub(used.memory_bytes));
+        let needed_bytes = u128::from(device.memory_bytes) * u128::from(count);
+        left.is_none_or(|left| left >= count) && bytes_left.is_none_or(|left| left >= needed_bytes)
+    }
+
+    /// Returns whether a tenant that has `used` may have `more`, too.
+    pub(crate) fn allows_all(&self, used: &Amounts, more: &Amounts) -> bool {
+        let mut all = used.clone();
+        all.add(more);
+        let is_within = |(kind, max): (&String, &u32)| {
+            // A tenant keeps what it has when its limit becomes lower.
+            let added = more.devices.get(kind).copied().unwrap_or_default();
+            added == 0 || all.devices.get(kind).copied().unwrap_or_default() <= u64::from(*max)
+        };
+        self.devices.iter().all(is_within)
+            && self
+                .memory_bytes
+                .is_none_or(|max| all.memory_bytes <= u128::from(max))
+    }
+}
+
+/// Devices that a lease or a tenant has, or the pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// The number of devices of each kind.
+    pub devices: BTreeMap<String, u64>,
+    /// The number of devices of all kinds.
+    pub all: u64,
+    /// The sum of their memory, in bytes.
+    pub memory_bytes: u128,
+}
+
+impl Amounts {
+    /// Returns the sum of these devices.
+    pub(crate) fn of<'a>(devices: impl IntoIterator<Item = &'a DeviceSpec>) -> Self {
+        let mut amounts = Self::default();
+        for device in devices {
+            amounts.add_devices(Some(&device.kind), 1, device.memory_bytes);
+        }
+        amounts
+    }
+
+    /// Adds devices of a kind, or of a kind that is not known, with this memory each.
+    fn add_devices(&mut self, kind: Option<&str>, count: u64, memory_bytes: u64) {
+        match kind.map(|kind| (kind, self.devices.get_mut(kind))) {
+            Some((_, Some(known))) => *known += count,
+            Some((kind, None)) => drop(self.devices.insert(kind.to_owned(), count)),
+            None => {}
+        }
+        self.all += count;
+        self.memory_bytes += u128::from(count) * u128::from(memory_bytes);
+    }
+
+    /// Adds other devices.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (kind, count) in &other.devices {
+            match self.devices.get_mut(kind) {
+                Some(known) => *known += count,
+                None => drop(self.devices.insert(kind.clone(), *count)),
+            }
+        }
+        self.all += other.all;
+        self.memory_bytes += other.memory_bytes;
+    }
+
+    /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all
+    /// devices of a kind.
+    fn dominant_share(&self, pool: &Self) -> f64 {
+        let part = |used: f64, total: f64| if total > 0.0 { used / total } else { 0.0 };
+        let kinds = self.devices.iter().map(|(kind, used)| {
+            let total = pool.devices.get(kind).copied().unwrap_or_default();
+            part(*used as f64, total as f64)
+        });
+        let others = [
+            part(self.all as f64, pool.all as f64),
+            part(self.memory_bytes as f64, pool.memory_bytes as f64),
+        ];
+        kinds.chain(others).fold(0.0, f64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{cuda, flex};
+
+    fn limit(devices: &[(&str, u32)], gib: Option<u64>) -> TenantLimit {
+        let devices = devices.iter().map(|(kind, max)| ((*kind).into(), *max));
+        TenantLimit {
+            devices: devices.collect(),
+            memory_bytes: gib.map(|gib| gib << 30),
+        }
+    }
+
+    #[test]
+    fn a_limit_bounds_devices_of_its_kinds_and_memory() {
+        let used = Amounts::of(&[cuda(16), flex(4)]);
+        let cases = [
+            (limit(&[], None), cuda(80), 9, true),
+            (limit(&[("cuda", 3)], None), cuda(16), 2, true),
+            (limit(&[("cuda", 3)], None), cuda(16), 3, false),
+            (limit(&[("cuda", 0)], None), cuda(16), 1, false),
+            (limit(&[("cuda", 0)], None), flex(16), 9, true),
+            (limit(&[], Some(36)), cuda(8), 2, true),
+            (limit(&[], Some(35)), cuda(8), 2, false),
+            // It has more than it may.
+            (limit(&[], Some(1)), cuda(1), 1, false),
+        ];
+        for (limit, device, count, expected) in cases {
+            let allowed = limit.allows(&used, &device, count);
+            assert_eq!(allowed, expected, "{count} of {device:?} within {limit:?}");
+            let more = vec![device; count as usize];
+            let all = limit.allows_all(&used, &Amounts::of(&more));
+            assert_eq!(all, expected, "{more:?} within {limit:?}");
+        }
+    }
+
+    #[test]
+    fn a_lowered_limit_of_one_kind_does_not_keep_another_kind() {
+        let used = Amounts::of(&[cuda(1), cuda(1)]);
+        let limit = limit(&[("cuda", 1), ("flex", 1)], None);
+        assert!(limit.allows_all(&used, &Amounts::of(&[flex(1)])));
+        assert!(!limit.allows_all(&used, &Amounts::of(&[cuda(1)])));
+    }
+
+    #[test]
+    fn the_dominant_share_is_that_of_the_scarcest_resource() {
+        let pool = Amounts::of(&[cuda(80), cuda(80), flex(20), flex(20)]);
+        let share = |devices: &[DeviceSpec]| Amounts::of(devices).dominant_share(&pool);
+        assert_eq!(share(&[]), 0.0);
+        assert_eq!(share(&[flex(20)]), 0.5);
+        assert_eq!(share(&[flex(20), flex(20)]), 1.0);
+        assert_eq!(share(&[cuda(80), flex(20)]), 0.5);
+        // Of a kind that the pool does not have any more.
+        assert_eq!(share(&[crate::tests::device("rocm", 200)]), 1.0);
+        assert_eq!(Amounts::default().dominant_share(&Amounts::default()), 0.0);
+    }
+}

@@ -1,0 +1,220 @@
+//! The test's own model of what tenants are promised and may have: it tries and counts, where the engine
+//! keeps order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::world::{SimRequest, World, meets_demand, tenant_of};
+use super::*;
+use crate::Amounts;
+use crate::lease::{Lease, Standing};
+
+impl World {
+    /// Returns the devices that leases could get if nothing were leased.
+    pub(super) fn offered(&self) -> impl Iterator<Item = &DeviceSpec> {
+        let known = self.workers.iter().filter_map(|it| it.known.as_ref());
+        let known = known.filter(|known| !known.is_draining());
+        known.flat_map(|known| &known.devices)
+    }
+
+    /// Returns the number of devices of a kind that a tenant has, and the memory of all that it has.
+    fn used(&self, tenant: &TenantName, kind: &str) -> (u64, u128) {
+        let used = self.engine.used_by_tenants().remove(tenant);
+        let used = used.unwrap_or_default();
+        let count = used.devices.get(kind).copied().unwrap_or_default();
+        (count, used.memory_bytes)
+    }
+
+    /// Returns whether the tenant of a request may have as many devices like this one as are requested, in
+    /// addition to what it has, or by themselves.
+    pub(super) fn is_allowed(
+        &self,
+        waiting: &SimRequest,
+        device: &DeviceSpec,
+        in_addition: bool,
+    ) -> bool {
+        let tenant = tenant_of(waiting.client);
+        let Some(policy) = self.policy.get(&tenant) else {
+            return true;
+        };
+        let (count, bytes) = match in_addition {
+            true => self.used(&tenant, &device.kind),
+            false => (0, 0),
+        };
+        let wanted = u64::from(waiting.demand.devices);
+        let most = policy.limit.devices.get(&device.kind);
+        let most_bytes = policy.limit.memory_bytes;
+        most.is_none_or(|most| count + wanted <= u64::from(*most))
+            && most_bytes.is_none_or(|most| {
+                bytes + u128::from(wanted) * u128::from(device.memory_bytes) <= u128::from(most)
+            })
+    }
+
+    /// The tenant of a request that was granted has no more devices of these kinds than its limit.
+    pub(super) fn check_limit(&self, granted: &SimRequest, devices: &BTreeSet<DeviceRef>) {
+        let tenant = tenant_of(granted.client);
+        let Some(policy) = self.policy.get(&tenant) else {
+            return;
+        };
+        for device_ref in devices {
+            let kind = &self.device(*device_ref).kind;
+            let (count, bytes) = self.used(&tenant, kind);
+            if let Some(most) = policy.limit.devices.get(kind) {
+                assert!(count <= u64::from(*most), "{tenant} has {count} {kind}");
+            }
+            let most = policy.limit.memory_bytes;
+            assert!(most.is_none_or(|most| bytes <= u128::from(most)));
+        }
+    }
+
+    /// Returns whether a lease that was suspended and resumed would bring its tenant over its limit.
+    pub(super) fn is_over_limit(&self, lease: &Lease) -> bool {
+        let is_resumed = matches!(lease.standing, Standing::Resuming { cause: None, .. });
+        let policy = lease.tenant.as_ref().and_then(|it| self.policy.get(it));
+        let Some(policy) = policy.filter(|_| is_resumed) else {
+            return false;
+        };
+        let used = self.engine.used_by_tenants();
+        let used = lease.tenant.as_ref().and_then(|it| used.get(it)).cloned();
+        let used = used.unwrap_or_default();
+        let charge = &lease.charge;
+        let mut kinds = charge.devices.iter();
+        let is_kind_over = kinds.any(|(kind, count)| {
+            let used = used.devices.get(kind).copied().unwrap_or_default();
+            let most = policy.limit.devices.get(kind);
+            most.is_some_and(|most| used + count > u64::from(*most))
+        });
+        let bytes = used.memory_bytes + charge.memory_bytes;
+        let most = policy.limit.memory_bytes;
+        is_kind_over || most.is_some_and(|most| bytes > u128::from(most))
+    }
+
+    /// A lease counts as the devices that it has, and its tenant is that of its client.
+    pub(super) fn check_charges(&self) {
+        for (id, lease) in self.engine.leases().iter() {
+            let tenant = lease.owner.map(|owner| {
+                let mut clients = self.clients.iter();
+                clients.position(|client| client.id == owner.0).unwrap()
+            });
+            // After a restart, it is not known before the client attaches.
+            assert!(
+                lease.tenant.is_none() || lease.tenant == tenant.map(tenant_of),
+                "{id}"
+            );
+            let devices = lease.lease_devices.keys().map(|device_ref| {
+                let mut workers = self.workers.iter();
+                let worker = workers.find(|worker| worker.id == device_ref.worker.0)?;
+                worker
+                    .known
+                    .as_ref()?
+                    .devices
+                    .get(device_ref.index as usize)
+            });
+            let devices: Option<Vec<_>> = devices.collect();
+            let is_running = lease.standing == Standing::Running && lease.rejoin_by.is_none();
+            if let Some(devices) = devices.filter(|_| is_running) {
+                assert_eq!(lease.charge, Amounts::of(devices), "{id}");
+            }
+        }
+    }
+
+    /// Returns the position of each request that waits in `self.waiting`, in the order in which they get
+    /// devices, and whether it is within its tenant's guarantee.
+    pub(super) fn expected_order(&self) -> Vec<(usize, bool)> {
+        let mut used: BTreeMap<_, Amounts> = self.engine.used_by_tenants();
+        let mut rest: Vec<_> = (0..self.waiting.len()).collect();
+        rest.sort_by_key(|&index| (-self.waiting[index].priority, index));
+        let is_guaranteed = |index: usize, used: &BTreeMap<TenantName, Amounts>| {
+            let waiting = &self.waiting[index];
+            let tenant = tenant_of(waiting.client);
+            let kinds = self.kinds_of(waiting);
+            let promised = |kind: &String| {
+                let policy = self.policy.get(&tenant)?;
+                let most = *policy.guaranteed.get(kind)?;
+                let used = used.get(&tenant).and_then(|used| used.devices.get(kind));
+                let all = used.copied().unwrap_or_default() + u64::from(waiting.demand.devices);
+                (all <= u64::from(most)).then_some(())
+            };
+            !kinds.is_empty() && kinds.iter().all(|kind| promised(kind).is_some())
+        };
+        let mut guaranteed = Vec::new();
+        rest.retain(|&index| {
+            let is_guaranteed = is_guaranteed(index, &used);
+            if is_guaranteed {
+                self.add_to(&mut used, index);
+                guaranteed.push(index);
+            }
+            !is_guaranteed
+        });
+        let mut order = Vec::new();
+        while let Some(next) = self.first_of_tenants(&guaranteed, |_| 0.0) {
+            guaranteed.retain(|index| *index != next);
+            order.push((next, true));
+        }
+        let pool = Amounts::of(self.offered());
+        while let Some(next) =
+            self.first_of_tenants(&rest, |tenant| self.share(&used, &pool, tenant))
+        {
+            rest.retain(|index| *index != next);
+            self.add_to(&mut used, next);
+            order.push((next, false));
+        }
+        order
+    }
+
+    /// Returns the first request of the tenant that has the smallest share, or else whose first one is the
+    /// earliest.
+    fn first_of_tenants(
+        &self,
+        requests: &[usize],
+        share: impl Fn(&TenantName) -> f64,
+    ) -> Option<usize> {
+        let tenants: BTreeSet<_> = requests
+            .iter()
+            .map(|index| tenant_of(self.waiting[*index].client))
+            .collect();
+        let firsts = tenants.iter().filter_map(|tenant| {
+            let mut requests = requests.iter();
+            let first = requests.find(|it| tenant_of(self.waiting[**it].client) == *tenant);
+            Some((share(tenant), *first?))
+        });
+        let first = firsts.min_by(|one, other| one.partial_cmp(other).unwrap());
+        first.map(|(_, index)| index)
+    }
+
+    fn share(&self, used: &BTreeMap<TenantName, Amounts>, pool: &Amounts, of: &TenantName) -> f64 {
+        let used = used.get(of).cloned().unwrap_or_default();
+        let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
+        let mut share = 0_f64;
+        for (kind, count) in &used.devices {
+            if let Some(total) = pool.devices.get(kind) {
+                share = share.max(*count as f64 / *total as f64);
+            }
+        }
+        if pool.all > 0 {
+            share = share.max(used.all as f64 / pool.all as f64);
+        }
+        if pool.memory_bytes > 0 {
+            share = share.max(used.memory_bytes as f64 / pool.memory_bytes as f64);
+        }
+        share / f64::from(weight)
+    }
+
+    fn kinds_of(&self, waiting: &SimRequest) -> BTreeSet<String> {
+        let suitable = self
+            .offered()
+            .filter(|it| meets_demand(it, &waiting.demand));
+        suitable.map(|device| device.kind.clone()).collect()
+    }
+
+    /// Counts a request as granted.
+    fn add_to(&self, used: &mut BTreeMap<TenantName, Amounts>, index: usize) {
+        let waiting = &self.waiting[index];
+        let used = used.entry(tenant_of(waiting.client)).or_default();
+        let (count, kinds) = (u64::from(waiting.demand.devices), self.kinds_of(waiting));
+        if let (1, Some(kind)) = (kinds.len(), kinds.first()) {
+            *used.devices.entry(kind.clone()).or_default() += count;
+        }
+        used.all += count;
+        used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
+    }
+}

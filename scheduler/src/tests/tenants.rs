@@ -1,0 +1,274 @@
+//! Tenants: their limits and guarantees, and the order of their requests.
+
+use super::durable::moved;
+use super::suspension::{resume, suspended_at_worker_1, waits_for};
+use super::*;
+
+/// A client of another tenant than that of `attach`.
+fn attach_of(tenant: &str, id: u64) -> Event {
+    let (tenant, claims) = (tenant.into(), Vec::new());
+    client(id, ClientEvent::Attach { tenant, claims })
+}
+
+/// A request for devices of a kind, with a priority.
+fn request_kind(id: u64, number: u64, devices: u32, kind: &str, at_priority: i32) -> Event {
+    let demand = Demand {
+        devices,
+        kind: Some(kind.into()),
+        memory_bytes: 0,
+        durability: Durability::Off,
+        recover_within: None,
+    };
+    let mut event = request_for(id, number, demand);
+    if let Event::Client {
+        event: ClientEvent::Request { priority, .. },
+        ..
+    } = &mut event
+    {
+        *priority = at_priority;
+    }
+    event
+}
+
+fn kinds(kinds: &[(&str, u32)]) -> BTreeMap<String, u32> {
+    let kinds = kinds.iter().map(|(kind, count)| ((*kind).into(), *count));
+    kinds.collect()
+}
+
+fn limit(devices: &[(&str, u32)]) -> TenantPolicy {
+    TenantPolicy {
+        limit: TenantLimit {
+            devices: kinds(devices),
+            memory_bytes: None,
+        },
+        ..TenantPolicy::default()
+    }
+}
+
+fn set_policy<const N: usize>(tenants: [(&str, TenantPolicy); N]) -> Event {
+    let tenants = tenants.map(|(name, policy)| (name.into(), policy));
+    Event::SetPolicy {
+        policy: Policy::from(tenants),
+    }
+}
+
+/// A pool of two workers with devices of kind cuda, all leased by client 8, one by one, and client 9 of
+/// another tenant.
+fn full_pool() -> Vec<Step> {
+    let devices = [cuda(1), cuda(1), cuda(1)];
+    let mut steps = vec![
+        (0, join(1, &devices), vec![]),
+        (0, attach_of("a", 8), vec![]),
+        (0, attach_of("b", 9), vec![]),
+    ];
+    for number in 1..4 {
+        let grant = granted(8, number, &[(1, number as u32 - 1, cuda(1))]);
+        steps.push((0, request(8, number, 1), vec![grant]));
+    }
+    steps
+}
+
+/// Client 8 gives the device of its first lease back, which has `index`, and these commands follow.
+fn device_is_free(commands: Vec<Command>) -> [Step; 2] {
+    [
+        (0, release(8, 10), vec![end_lease(1, 10)]),
+        (0, released(1, 10), commands),
+    ]
+}
+
+#[test]
+fn the_tenant_with_fewer_devices_is_first() {
+    let steps = [
+        (0, request(8, 4, 1), vec![queued(8, 4, 1)]),
+        (0, request(8, 5, 1), vec![queued(8, 5, 2)]),
+        // Its tenant has no device.
+        (
+            0,
+            request(9, 6, 1),
+            vec![queued(9, 6, 1), queued(8, 4, 2), queued(8, 5, 3)],
+        ),
+    ];
+    let free = device_is_free(vec![
+        granted(9, 6, &[(1, 0, cuda(1))]),
+        queued(8, 4, 1),
+        queued(8, 5, 2),
+    ]);
+    check(full_pool().into_iter().chain(steps).chain(free));
+}
+
+#[test]
+fn a_weight_scales_what_a_tenant_has() {
+    let weight = |weight| TenantPolicy {
+        weight,
+        ..TenantPolicy::default()
+    };
+    let steps = [
+        (0, request(9, 4, 1), vec![queued(9, 4, 1)]),
+        (0, request(9, 5, 1), vec![queued(9, 5, 2)]),
+        (0, request(8, 6, 1), vec![queued(8, 6, 3)]),
+        // Three devices by 12 are less than one by 3.
+        (
+            0,
+            set_policy([("a", weight(12)), ("b", weight(3))]),
+            vec![queued(8, 6, 2), queued(9, 5, 3)],
+        ),
+        (0, set_policy([]), vec![queued(9, 5, 2), queued(8, 6, 3)]),
+    ];
+    check(full_pool().into_iter().chain(steps));
+}
+
+#[test]
+fn a_guarantee_comes_before_shares() {
+    let guaranteed = TenantPolicy {
+        guaranteed: kinds(&[("cuda", 4)]),
+        ..TenantPolicy::default()
+    };
+    let steps = [
+        (0, request(9, 4, 1), vec![queued(9, 4, 1)]),
+        (0, request(8, 5, 1), vec![queued(8, 5, 2)]),
+        (0, request(8, 6, 1), vec![queued(8, 6, 3)]),
+        // It has three of four.
+        (
+            0,
+            set_policy([("a", guaranteed)]),
+            vec![queued(8, 5, 1), queued(9, 4, 2)],
+        ),
+    ];
+    let free = device_is_free(vec![
+        granted(8, 5, &[(1, 0, cuda(1))]),
+        queued(8, 6, 1),
+        queued(9, 4, 2),
+    ]);
+    // With the first lease over, two of its requests were within the guarantee.
+    let free = free.map(|(at, event, commands)| match event {
+        Event::Client { .. } => {
+            let moved = [queued(8, 6, 2), queued(9, 4, 3)];
+            (at, event, commands.into_iter().chain(moved).collect())
+        }
+        other => (at, other, commands),
+    });
+    check(full_pool().into_iter().chain(steps).chain(free));
+}
+
+#[test]
+fn priorities_order_the_requests_of_one_tenant_only() {
+    let cuda_with = |id, number, priority| request_kind(id, number, 1, "cuda", priority);
+    let steps = [
+        (0, cuda_with(8, 4, 0), vec![queued(8, 4, 1)]),
+        (
+            0,
+            cuda_with(8, 5, 7),
+            vec![queued(8, 5, 1), queued(8, 4, 2)],
+        ),
+        (
+            0,
+            cuda_with(9, 6, -7),
+            vec![queued(9, 6, 1), queued(8, 5, 2), queued(8, 4, 3)],
+        ),
+    ];
+    check(full_pool().into_iter().chain(steps));
+}
+
+#[test]
+fn a_tenant_at_its_limit_waits_although_devices_are_free() {
+    let one = [("cuda", 1)];
+    let above = || RefuseReason::TenantLimit {
+        demand: Demand {
+            devices: 2,
+            kind: Some("cuda".into()),
+            memory_bytes: 0,
+            durability: Durability::Off,
+            recover_within: None,
+        },
+        limit: limit(&one).limit,
+    };
+    let engine = check([
+        (0, join(1, &[cuda(1), cuda(1), flex(1)]), vec![]),
+        (0, attach_of("a", 8), vec![]),
+        (0, attach_of("b", 9), vec![]),
+        (0, set_policy([("a", limit(&one))]), vec![]),
+        (
+            0,
+            request_kind(8, 1, 1, "cuda", 0),
+            vec![granted(8, 1, &[(1, 0, cuda(1))])],
+        ),
+        (0, request_kind(8, 2, 1, "cuda", 0), vec![queued(8, 2, 1)]),
+        (
+            0,
+            request_kind(8, 3, 2, "cuda", 0),
+            vec![refused(8, 3, above())],
+        ),
+        // Of any kind, it may have those of another one.
+        (0, request(8, 4, 1), vec![granted(8, 4, &[(1, 2, flex(1))])]),
+        // Nobody waits for those who may not have the device.
+        (
+            0,
+            request_kind(9, 5, 1, "cuda", 0),
+            vec![granted(9, 5, &[(1, 1, cuda(1))])],
+        ),
+        (0, release(9, 50), vec![end_lease(1, 50)]),
+        (0, released(1, 50), vec![]),
+    ]);
+    let waiting = engine.waiting(LeaseId(20)).expect("it waits");
+    assert!(waiting.is_at_limit);
+    assert_eq!(waiting.tenant, Some("a".into()));
+    let steps = [
+        // The device of the lease that ends is not released yet, and another one is free.
+        (
+            0,
+            release(8, 10),
+            vec![end_lease(1, 10), granted(8, 2, &[(1, 1, cuda(1))])],
+        ),
+        (0, request_kind(8, 6, 1, "cuda", 0), vec![queued(8, 6, 1)]),
+        // What is granted stays; what waits is refused if it could never be granted.
+        (
+            0,
+            set_policy([("a", limit(&[("cuda", 0)]))]),
+            vec![refused(
+                8,
+                6,
+                RefuseReason::TenantLimit {
+                    demand: Demand {
+                        devices: 1,
+                        kind: Some("cuda".into()),
+                        memory_bytes: 0,
+                        durability: Durability::Off,
+                        recover_within: None,
+                    },
+                    limit: limit(&[("cuda", 0)]).limit,
+                },
+            )],
+        ),
+    ];
+    check_on(engine, steps);
+}
+
+#[test]
+fn a_raised_limit_grants_what_waits() {
+    check([
+        (0, join(1, &[cuda(1), cuda(1)]), vec![]),
+        (0, attach_of("a", 8), vec![]),
+        (0, set_policy([("a", limit(&[("cuda", 1)]))]), vec![]),
+        (0, request(8, 1, 1), vec![granted(8, 1, &[(1, 0, cuda(1))])]),
+        (0, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (
+            0,
+            set_policy([("a", limit(&[("cuda", 2)]))]),
+            vec![granted(8, 2, &[(1, 1, cuda(1))])],
+        ),
+    ]);
+}
+
+#[test]
+fn a_suspended_lease_is_not_resumed_beyond_the_limit() {
+    let most = |count| set_policy([(TENANT, limit(&[("flex", count)]))]);
+    let steps = [
+        (5, most(0), vec![]),
+        (5, resume(10), vec![waits_for(1, 10, &[1])]),
+    ];
+    let engine = check(suspended_at_worker_1().into_iter().chain(steps));
+    let waiting = engine.waiting(LeaseId(10)).expect("it waits");
+    assert!(waiting.is_at_limit);
+    assert_eq!(waiting.needs[0].suitable.free, 1);
+    check_on(engine, [(6, most(1), vec![moved(1, 10, 1, 1, 0)])]);
+}

@@ -1,0 +1,309 @@
+//! `tensord tenant`: adds, changes, lists and removes the tenants of a running pool.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use serde::Serialize;
+use tensord_proto::v1::{
+    ChangeTenantRequest, DeviceCounts, KindCount, ListTenantsRequest, RemoveTenantRequest,
+    TenantInfo, TenantLimit,
+};
+use tensord_transport::PoolUrl;
+
+use super::admin::{self, error::AdminError, into_reply, with_token};
+use crate::{
+    config::{TenantChange, TenantsAction, TenantsConfig},
+    failure::Failure,
+    human, stdout, table,
+};
+
+const HEADER: [&str; 8] = [
+    "TENANT",
+    "WEIGHT",
+    "GUARANTEED",
+    "LIMIT",
+    "HAS",
+    "LEASES",
+    "WAITING",
+    "TOKENS",
+];
+
+/// Columns of numbers, which are aligned right.
+const RIGHT: [usize; 3] = [1, 5, 6];
+
+/// Width of the names of the lines of a tenant.
+const NAME_WIDTH: usize = 10;
+
+/// The JSON for a tenant. Programs depend on the field names.
+#[derive(Serialize)]
+pub(super) struct TenantJson<'a> {
+    name: &'a str,
+    created_ms: u64,
+    weight: u32,
+    guaranteed: BTreeMap<&'a str, u32>,
+    limit: BTreeMap<&'a str, u32>,
+    limit_memory_bytes: Option<u64>,
+    used: BTreeMap<&'a str, u32>,
+    used_memory_bytes: u64,
+    leases: u32,
+    waiting: u32,
+    tokens: &'a [String],
+    warnings: &'a [String],
+}
+
+/// Makes one call and prints its result.
+pub(super) async fn run(config: TenantsConfig) -> Result<(), Failure> {
+    let url = admin::url(config.admin)?;
+    let text = admin::with_deadline(&url, execute(&url, config.action, config.json)).await?;
+    stdout::print(&text)
+}
+
+/// Carries out the action, and returns the text to print.
+async fn execute(url: &PoolUrl, action: TenantsAction, json: bool) -> Result<String, AdminError> {
+    let mut admin = admin::connect(url).await?;
+    let shown = |tenant: &TenantInfo| match json {
+        true => stdout::json(&json_of(tenant)),
+        false => text_of(tenant),
+    };
+    match action {
+        TenantsAction::Add(change) => {
+            let added = admin.add_tenant(with_token(request_of(change), url)?).await;
+            Ok(shown(&into_reply(url, added)?))
+        }
+        TenantsAction::Set(change) => {
+            let set = admin.set_tenant(with_token(request_of(change), url)?).await;
+            Ok(shown(&into_reply(url, set)?))
+        }
+        TenantsAction::List => {
+            let request = ListTenantsRequest::default();
+            let listed = admin.list_tenants(with_token(request, url)?).await;
+            let tenants = into_reply(url, listed)?.tenants;
+            Ok(match json {
+                true => {
+                    let tenants: Vec<_> = tenants.iter().map(json_of).collect();
+                    stdout::json(&serde_json::json!({ "tenants": tenants }))
+                }
+                false => table::text(HEADER, &RIGHT, tenants.iter().map(row)),
+            })
+        }
+        TenantsAction::Show(name) => {
+            let request = ListTenantsRequest { name };
+            let listed = admin.list_tenants(with_token(request, url)?).await;
+            let tenants = into_reply(url, listed)?.tenants;
+            Ok(tenants.iter().map(shown).collect())
+        }
+        TenantsAction::Remove(name) => {
+            let request = RemoveTenantRequest { name: name.clone() };
+            let removed = admin.remove_tenant(with_token(request, url)?).await;
+            into_reply(url, removed)?;
+            Ok(format!("tenant {name} is removed\n"))
+        }
+    }
+}
+
+fn request_of(change: TenantChange) -> ChangeTenantRequest {
+    let TenantChange {
+        name,
+        weight,
+        guaranteed,
+        limit,
+    } = change;
+    let kinds = |kinds: BTreeMap<String, u32>| {
+        let kinds = kinds.into_iter();
+        kinds
+            .map(|(kind, count)| KindCount { kind, count })
+            .collect()
+    };
+    ChangeTenantRequest {
+        name,
+        weight,
+        guaranteed: guaranteed.map(|it| DeviceCounts { kinds: kinds(it.0) }),
+        limit: limit.map(|it| TenantLimit {
+            kinds: kinds(it.kinds),
+            memory_bytes: it.memory_bytes,
+        }),
+    }
+}
+
+pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
+    let limit = tenant.limit.as_ref();
+    TenantJson {
+        name: &tenant.name,
+        created_ms: tenant.created_ms,
+        weight: tenant.weight,
+        guaranteed: by_kind(kinds_of(tenant.guaranteed.as_ref())),
+        limit: by_kind(limit.map_or(&[], |limit| &limit.kinds)),
+        limit_memory_bytes: limit.and_then(|limit| limit.memory_bytes),
+        used: by_kind(kinds_of(tenant.used.as_ref())),
+        used_memory_bytes: tenant.used_memory_bytes,
+        leases: tenant.leases,
+        waiting: tenant.waiting,
+        tokens: &tenant.tokens,
+        warnings: &tenant.warnings,
+    }
+}
+
+fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
+    kinds.iter().map(|it| (&*it.kind, it.count)).collect()
+}
+
+fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
+    counts.map_or(&[], |counts| &counts.kinds)
+}
+
+fn row(tenant: &TenantInfo) -> [String; 8] {
+    let or_dash = |text: String| if text.is_empty() { "-".into() } else { text };
+    [
+        tenant.name.clone(),
+        tenant.weight.to_string(),
+        or_dash(guarantee_text(tenant)),
+        or_dash(limit_text(tenant)),
+        or_dash(counts_text(kinds_of(tenant.used.as_ref()))),
+        human::count(tenant.leases.into()),
+        human::count(tenant.waiting.into()),
+        or_dash(tenant.tokens.join(", ")),
+    ]
+}
+
+/// Returns a tenant in lines of text.
+fn text_of(tenant: &TenantInfo) -> String {
+    let mut text = format!("tenant {}\n", tenant.name);
+    let mut line = |name: &str, value: &str| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "  {name:NAME_WIDTH$} {value}");
+    };
+    let or_none = |text: String| if text.is_empty() { "none".into() } else { text };
+    line("weight", &tenant.weight.to_string());
+    line("guaranteed", &or_none(guarantee_text(tenant)));
+    line("limit", &or_none(limit_text(tenant)));
+    line("has", &has_text(tenant));
+    line(
+        "waiting",
+        &human::plural(tenant.waiting as usize, "request"),
+    );
+    line("tokens", &or_none(tenant.tokens.join(", ")));
+    for warning in &tenant.warnings {
+        line("warning", warning);
+    }
+    text
+}
+
+/// Returns what a tenant has, in words.
+pub(super) fn has_text(tenant: &TenantInfo) -> String {
+    let counts = counts_text(kinds_of(tenant.used.as_ref()));
+    match counts.is_empty() {
+        true => "nothing".into(),
+        false => {
+            let memory = human::bytes(tenant.used_memory_bytes);
+            let leases = human::plural(tenant.leases as usize, "lease");
+            format!("{counts} with {memory} in {leases}")
+        }
+    }
+}
+
+/// Returns what a tenant is promised, in words; empty for nothing.
+pub(super) fn guarantee_text(tenant: &TenantInfo) -> String {
+    counts_text(kinds_of(tenant.guaranteed.as_ref()))
+}
+
+/// Returns what a tenant may have at most, in words; empty if that is not limited.
+pub(super) fn limit_text(tenant: &TenantInfo) -> String {
+    let limit = tenant.limit.as_ref();
+    let counts = counts_text(limit.map_or(&[], |limit| &limit.kinds));
+    let memory = limit.and_then(|limit| limit.memory_bytes);
+    let texts = [Some(counts), memory.map(human::bytes)];
+    let texts = texts.into_iter().flatten().filter(|text| !text.is_empty());
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns numbers of devices by kind, such as `4 cuda, 2 flex`.
+fn counts_text(kinds: &[KindCount]) -> String {
+    let counts = kinds.iter().map(|it| format!("{} {}", it.count, it.kind));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn kinds(kinds: &[(&str, u32)]) -> Vec<KindCount> {
+        let kinds = kinds.iter().map(|(kind, count)| KindCount {
+            kind: (*kind).into(),
+            count: *count,
+        });
+        kinds.collect()
+    }
+
+    pub(in super::super) fn research() -> TenantInfo {
+        TenantInfo {
+            name: "research".into(),
+            weight: 2,
+            guaranteed: Some(DeviceCounts {
+                kinds: kinds(&[("cuda", 4)]),
+            }),
+            limit: Some(TenantLimit {
+                kinds: kinds(&[("cuda", 8), ("flex", 2)]),
+                memory_bytes: Some(640 << 30),
+            }),
+            used: Some(DeviceCounts {
+                kinds: kinds(&[("cuda", 3)]),
+            }),
+            used_memory_bytes: 240 << 30,
+            leases: 2,
+            waiting: 1,
+            tokens: vec!["ci".into(), "night".into()],
+            warnings: vec!["tenants are promised 4 cuda in all, and the pool has 3 now".into()],
+            ..TenantInfo::default()
+        }
+    }
+
+    #[test]
+    fn a_tenant_is_shown_in_lines() {
+        let expected = "\
+tenant research
+  weight     2
+  guaranteed 4 cuda
+  limit      8 cuda, 2 flex, 640.0 GiB
+  has        3 cuda with 240.0 GiB in 2 leases
+  waiting    1 request
+  tokens     ci, night
+  warning    tenants are promised 4 cuda in all, and the pool has 3 now
+";
+        assert_eq!(text_of(&research()), expected);
+        let new = TenantInfo {
+            name: "new".into(),
+            weight: 1,
+            ..TenantInfo::default()
+        };
+        let expected = "\
+tenant new
+  weight     1
+  guaranteed none
+  limit      none
+  has        nothing
+  waiting    0 requests
+  tokens     none
+";
+        assert_eq!(text_of(&new), expected);
+    }
+
+    #[test]
+    fn tenants_are_listed_in_columns_and_as_json() {
+        let new = TenantInfo {
+            name: "new".into(),
+            weight: 1,
+            ..TenantInfo::default()
+        };
+        let listed = table::text(HEADER, &RIGHT, [research(), new].iter().map(row));
+        let expected = "\
+TENANT    WEIGHT  GUARANTEED  LIMIT                      HAS     LEASES  WAITING  TOKENS
+research       2  4 cuda      8 cuda, 2 flex, 640.0 GiB  3 cuda       2        1  ci, night
+new            1  -           -                          -            0        0  -
+";
+        assert_eq!(listed, expected);
+        let json = serde_json::to_value(json_of(&research())).unwrap();
+        assert_eq!(json["guaranteed"]["cuda"], 4);
+        assert_eq!(json["limit"]["flex"], 2);
+        assert_eq!(json["limit_memory_bytes"], 640_u64 << 30);
+        assert_eq!(json["used"], serde_json::json!({ "cuda": 3 }));
+    }
+}

@@ -1,0 +1,139 @@
+//! The tenants of a pool, on disk, and their changes while the pool runs.
+//!
+//! [`Registry`] has the rules. A change takes effect once it is on disk; changes are made one at a time and
+//! block on the disk, readers wait for neither.
+
+mod registry;
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+pub(crate) use self::{
+    registry::{Registry, Tenant, TenantChange, TenantError},
+    store::{RedbTenants, TenantStore},
+};
+use super::access::{Access, ChangeError, UnixMillis};
+use crate::state::StateError;
+
+/// The tenants of a pool.
+#[derive(Debug)]
+pub(crate) struct Tenants {
+    store: Box<dyn TenantStore>,
+    current: RwLock<Arc<Registry>>,
+    /// Held during a change, including its write to disk.
+    write_lock: Mutex<()>,
+}
+
+impl Tenants {
+    /// Opens the tenants in `store`. Adds those that tokens name and the store does not have: the default
+    /// one at the first start, and all if tokens are older than the store.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read or written.
+    pub(crate) fn open(store: Box<dyn TenantStore>, access: &Access) -> Result<Self, StateError> {
+        let mut registry = Registry::new(store.load()?);
+        let (tokens, now) = (access.tokens(), UnixMillis::now());
+        let mut added = BTreeMap::new();
+        for token in tokens.iter() {
+            // An error means that it is there, or that the pool has as many as it may: its limits are then
+            // those of a new tenant.
+            if let Ok(tenant) = registry.add(&token.tenant, TenantChange::default(), now) {
+                added.insert(token.tenant.clone(), Some(tenant.clone()));
+            }
+        }
+        if !added.is_empty() {
+            store.write(&added)?;
+        }
+        Ok(Self {
+            store,
+            current: RwLock::new(Arc::new(registry)),
+            write_lock: Mutex::default(),
+        })
+    }
+
+    /// Returns the current tenants.
+    pub(crate) fn read(&self) -> Arc<Registry> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.clone()
+    }
+
+    /// Adds a tenant. Blocks until it is on disk.
+    ///
+    /// # Errors
+    ///
+    /// If it breaks a rule, or cannot be written.
+    pub(super) fn add(&self, name: &str, change: TenantChange) -> Result<(), ChangeError> {
+        self.change(name, |registry| {
+            let added = registry.add(name, change, UnixMillis::now())?;
+            Ok(Some(added.clone()))
+        })
+    }
+
+    /// Changes a tenant. Blocks until that is on disk.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such tenant, or the change breaks a rule or cannot be written.
+    pub(super) fn set(&self, name: &str, change: TenantChange) -> Result<(), ChangeError> {
+        self.change(name, |registry| {
+            Ok(Some(registry.set(name, change)?.clone()))
+        })
+    }
+
+    /// Removes a tenant without valid tokens. Blocks until that is on disk.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such tenant, or `access` has valid tokens of it, or the change cannot be written.
+    pub(super) fn remove(&self, name: &str, access: &Access) -> Result<(), ChangeError> {
+        self.change(name, |registry| {
+            // No token of the tenant is made meanwhile: that takes the same lock.
+            let tokens = access.tokens().valid_of(name, UnixMillis::now());
+            registry.remove(name, &tokens)?;
+            Ok(None)
+        })
+    }
+
+    /// Runs `change` while no tenant is removed, if there is one of this name.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such tenant, and those of `change`.
+    pub(super) fn with_tenant<T>(
+        &self,
+        name: &str,
+        change: impl FnOnce() -> Result<T, ChangeError>,
+    ) -> Result<T, ChangeError> {
+        let _changing = self
+            .write_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.read().get(name)?;
+        change()
+    }
+
+    fn change(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Registry) -> Result<Option<Tenant>, ChangeError>,
+    ) -> Result<(), ChangeError> {
+        // Poisoning can be ignored: a change that panicked has not stored its value.
+        let _changing = self
+            .write_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut registry = Registry::clone(&self.read());
+        let record = change(&mut registry)?;
+        self.store.write(&[(name.to_owned(), record)].into())?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(registry);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
