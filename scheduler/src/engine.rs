@@ -23,6 +23,7 @@ mod handover;
 mod interruptions;
 mod keeper_choice;
 mod moves;
+mod reclaim;
 mod records;
 mod requests;
 mod stores;
@@ -71,6 +72,9 @@ pub struct Engine {
     /// What each tenant had when the queue was arranged last; `None` if the policy or the queue has changed
     /// since.
     arranged_for: Option<BTreeMap<TenantName, Amounts>>,
+    /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
+    /// long enough.
+    reclaim_at: Option<Timestamp>,
     /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
     awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
@@ -99,6 +103,7 @@ impl Engine {
             clients: BTreeMap::new(),
             policy: Policy::new(),
             arranged_for: None,
+            reclaim_at: None,
             awaits_recorded_workers: false,
             commands: Vec::new(),
         }
@@ -140,8 +145,15 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
-        self.move_leases();
-        self.process_queue();
+        loop {
+            self.move_leases();
+            self.process_queue();
+            // A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
+            if !self.drop_stale_holds() && !self.reclaim() {
+                break;
+            }
+        }
+        self.report_positions();
         self.assign_keepers();
         self.assign_handovers();
         mem::take(&mut self.commands)
@@ -157,7 +169,8 @@ impl Engine {
         let ends = self.leases.iter().filter_map(|(_, lease)| lease.ends_at());
         let recorded = self.awaits_recorded_workers;
         let recorded = recorded.then(|| self.leases.adopt_until());
-        losses.chain(ends).chain(recorded).min()
+        let all = losses.chain(ends).chain(recorded);
+        all.chain(self.reclaim_at).min()
     }
 
     /// Returns the current state of the pool.
@@ -397,6 +410,10 @@ impl Engine {
     /// Returns the devices that are held back, each with the lease that waits for more of them.
     pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
         self.pool.held_back()
+    }
+
+    pub(crate) fn reclaim_at(&self) -> Option<Timestamp> {
+        self.reclaim_at
     }
 
     pub(crate) fn attached_clients(&self) -> usize {

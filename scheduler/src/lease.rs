@@ -35,6 +35,12 @@ pub(crate) struct Lease {
     /// to join, each with the grant by which the lease has it. Those of one worker are next to each
     /// other. Empty while the lease is suspended.
     pub(crate) lease_devices: IndexMap<DeviceRef, GrantNumber>,
+    /// When the lease was granted; the start of the engine if that is not known.
+    pub(crate) granted_at: Timestamp,
+    /// Since when it has its devices.
+    pub(crate) running_since: Timestamp,
+    /// Whether it was suspended for a request within another tenant's guarantee, and waits to go on.
+    pub(crate) is_reclaimed: bool,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,
     /// The time at which the lease ends unless all its workers have joined, or it has moved to
@@ -339,6 +345,15 @@ impl Lease {
             self.standing,
             Standing::Suspended { .. } | Standing::Resuming { .. }
         )
+    }
+
+    /// Returns whether the lease has devices, or is to get as many as it had before all others.
+    pub(crate) fn counts(&self) -> bool {
+        match &self.standing {
+            Standing::Running | Standing::Lost(_) => true,
+            Standing::Resuming { cause, .. } => cause.is_some(),
+            Standing::Suspended { .. } => false,
+        }
     }
 
     /// Changes the standing. The client does not know it yet.

@@ -43,6 +43,12 @@ pub struct Options {
     /// trying to reach its worker (60 s).
     pub unreachable_timeout: Duration,
 
+    /// How long a lease runs at least until it is suspended for a request within another tenant's guarantee.
+    ///
+    /// 10 s: long enough that a program gets ahead between two suspensions, whose snapshots and moves take a
+    /// second or two, and short for a tenant that waits for what it is promised.
+    pub min_run_time: Duration,
+
     /// How long after its start the engine adopts leases that it does not know, reported by
     /// a worker that still runs them or by a client that holds their token. After that, an
     /// unknown lease counts as ended.
@@ -74,6 +80,7 @@ impl Default for Options {
             min_recovery_timeout: Duration::from_secs(10),
             max_recovery_timeout: Duration::from_secs(24 * 3600),
             unreachable_timeout: Duration::from_secs(10),
+            min_run_time: Duration::from_secs(10),
             adoption_window: Duration::from_secs(60),
             max_waiting: 4096,
             max_waiting_per_client: 64,

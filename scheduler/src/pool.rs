@@ -29,7 +29,7 @@ pub(crate) use worker::Worker;
 #[derive(Default)]
 pub(crate) struct Pool {
     workers: BTreeMap<WorkerId, Worker>,
-    /// Free devices that only this lease gets: it waits for more of them.
+    /// Free devices that only this lease gets, or the request that is to become it: it waits for more of them.
     held_back: BTreeMap<DeviceRef, LeaseId>,
     /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
@@ -172,6 +172,7 @@ impl Pool {
             return Err(Unavailable);
         }
         self.record_grant(device_ref, grant);
+        self.held_back.remove(&device_ref);
         Ok(())
     }
 
@@ -229,22 +230,28 @@ impl Pool {
         }
     }
 
-    /// Returns whether a demand can be met, and with which devices: now only with those that `may_have`
-    /// allows.
+    /// Returns whether a demand can be met, which is to become `lease`, and with which devices: now only with
+    /// those that `may_have` allows.
     pub(crate) fn assess(
         &self,
+        lease: LeaseId,
         demand: &Demand,
         may_have: impl Fn(&DeviceSpec) -> bool,
     ) -> Feasibility {
         let wanted = demand.devices as usize;
         let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
+        let held_back = self.held_back_for(lease);
+        let is_allowed = |device_ref: &DeviceRef| self.device(*device_ref).is_some_and(accepts);
+        if held_back.len() == wanted && held_back.iter().all(is_allowed) {
+            return Feasibility::Fits(held_back);
+        }
         let free = self
             .workers
             .iter()
-            .flat_map(|(id, worker)| self.grantable(*id, worker, &accepts));
+            .flat_map(|(id, worker)| self.grantable(lease, *id, worker, &accepts));
         // Any `wanted` devices are enough, so a count is a cheap test before choosing.
         if free.count() >= wanted
-            && let Some(lease_devices) = placement::choose(self.candidates(&accepts), wanted)
+            && let Some(lease_devices) = placement::choose(self.candidates(lease, &accepts), wanted)
         {
             return Feasibility::Fits(lease_devices);
         }
@@ -252,6 +259,21 @@ impl Pool {
             true => Feasibility::Busy,
             false => Feasibility::Never,
         }
+    }
+
+    /// Chooses `wanted` of these devices for a lease; `None` if there are too few.
+    pub(crate) fn choose(&self, devices: &[DeviceRef], wanted: usize) -> Option<Vec<DeviceRef>> {
+        let mut by_worker = BTreeMap::<WorkerId, Vec<(u64, u32)>>::new();
+        for device_ref in devices {
+            if let Some(device) = self.device(*device_ref) {
+                let here = by_worker.entry(device_ref.worker).or_default();
+                here.push((device.memory_bytes, device_ref.index));
+            }
+        }
+        let candidates = by_worker
+            .into_iter()
+            .map(|(worker, devices)| Candidate::new(worker, devices));
+        placement::choose(candidates.collect(), wanted)
     }
 
     /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
@@ -268,16 +290,49 @@ impl Pool {
         accepted.map(|device| &*device.kind).collect()
     }
 
+    /// Returns the devices that are free and not held back, or will be free once they are released; each
+    /// with whether it is free now.
+    pub(crate) fn coming(&self) -> BTreeMap<DeviceRef, bool> {
+        let free = self.with_usage(|usage| usage == Usage::Free);
+        let free = free.into_iter().map(|device_ref| (device_ref, true));
+        let ending = self.with_usage(|usage| usage == Usage::Ending);
+        let ending = ending.into_iter().map(|device_ref| (device_ref, false));
+        let coming = free.chain(ending);
+        coming
+            .filter(|(device_ref, _)| !self.held_back.contains_key(device_ref))
+            .collect()
+    }
+
+    /// Returns the accepted devices that are in use, or free, of workers that stay: a new lease could get
+    /// them if they were free.
+    pub(crate) fn usable(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> BTreeSet<DeviceRef> {
+        let unusable = [Usage::Draining, Usage::OutOfService, Usage::Unreachable];
+        let mut usable = self.with_usage(|usage| !unusable.contains(&usage));
+        usable.retain(|device_ref| {
+            self.is_connected(device_ref.worker) && self.device(*device_ref).is_some_and(&accepts)
+        });
+        usable
+    }
+
+    fn with_usage(&self, is_wanted: impl Fn(Usage) -> bool) -> BTreeSet<DeviceRef> {
+        let devices = self.workers.iter().flat_map(|(&worker, known)| {
+            let devices = known.devices();
+            devices.map(move |(index, _, usage)| (DeviceRef { worker, index }, usage))
+        });
+        let wanted = devices.filter(|(_, usage)| is_wanted(*usage));
+        wanted.map(|(device_ref, _)| device_ref).collect()
+    }
+
     /// Returns the devices that leases may get now or later.
     pub(crate) fn amounts(&self) -> Amounts {
         Amounts::of(self.workers.values().flat_map(Worker::offers))
     }
 
-    fn candidates(&self, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
+    fn candidates(&self, lease: LeaseId, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
         self.workers
             .iter()
             .map(|(id, worker)| {
-                let grantable = self.grantable(*id, worker, accepts);
+                let grantable = self.grantable(lease, *id, worker, accepts);
                 Candidate::new(*id, grantable.collect())
             })
             .collect()
@@ -286,14 +341,15 @@ impl Pool {
     /// Returns memory and index of each device of a worker that a new lease may get now.
     fn grantable(
         &self,
+        lease: LeaseId,
         id: WorkerId,
         worker: &Worker,
         accepts: &impl Fn(&DeviceSpec) -> bool,
     ) -> impl Iterator<Item = (u64, u32)> {
         worker.free(accepts).filter(move |(_, index)| {
             let (worker, index) = (id, *index);
-            let device_ref = DeviceRef { worker, index };
-            !self.held_back.contains_key(&device_ref)
+            let holder = self.held_back.get(&DeviceRef { worker, index });
+            holder.is_none_or(|holder| *holder == lease)
         })
     }
 
@@ -434,6 +490,23 @@ impl Pool {
     pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
         let held_back = free.into_iter().map(|device_ref| (device_ref, lease));
         self.held_back.extend(held_back);
+    }
+
+    /// Holds no devices back for a lease any more.
+    pub(crate) fn drop_held_back(&mut self, lease: LeaseId) {
+        self.held_back.retain(|_, holder| *holder != lease);
+    }
+
+    /// Returns the number of devices that are held back.
+    pub(crate) fn held_back_count(&self) -> usize {
+        self.held_back.len()
+    }
+
+    /// Returns the devices that are held back for a lease.
+    pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
+        let held_back = self.held_back.iter();
+        let held_back = held_back.filter(|(_, holder)| **holder == lease);
+        held_back.map(|(device_ref, _)| *device_ref).collect()
     }
 
     /// Records whether other devices are held back than `before`: demands may then fit that did not.

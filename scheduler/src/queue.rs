@@ -2,9 +2,9 @@
 //!
 //! [`crate::tenants`] has the rules for their order. A request that fits now is granted even if an earlier
 //! one does not fit and stays pending (backfill), which keeps devices busy. The price is that a large request
-//! can starve behind a stream of small ones, since no devices are held back for it. To hold devices back
-//! well requires limits on the duration of leases, or leases that can be suspended; without these, it would
-//! only shift the delay from large requests to small ones while devices stay idle.
+//! beyond its tenant's guarantee can starve behind a stream of small ones, since no devices are held back for
+//! it. To hold devices back well requires limits on the duration of leases, or leases that can be suspended;
+//! without these, it would only shift the delay from large requests to small ones while devices stay idle.
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 

@@ -137,6 +137,11 @@ pub enum EndReason {
         /// The names of the workers that have the snapshots.
         workers: String,
     },
+    /// The lease had devices beyond its tenant's guarantee, and another tenant needs them within its own.
+    #[error(
+        "its devices were beyond the guarantee of its tenant, and are needed within that of another one"
+    )]
+    Reclaimed,
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {

@@ -88,6 +88,17 @@ pub struct TenantLimit {
     pub memory_bytes: Option<u64>,
 }
 
+impl TenantPolicy {
+    /// Returns whether a tenant that has `used` is promised `more`, too.
+    pub(crate) fn guarantees(&self, used: &Amounts, more: &Amounts) -> bool {
+        more.devices.iter().all(|(kind, count)| {
+            let most = self.guaranteed.get(kind).copied().unwrap_or_default();
+            let has = used.devices.get(kind).copied().unwrap_or_default();
+            has + count <= u64::from(most)
+        })
+    }
+}
+
 impl fmt::Display for TenantLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let devices = self.devices.iter();
@@ -175,6 +186,11 @@ impl Amounts {
         }
         self.all += other.all;
         self.memory_bytes += other.memory_bytes;
+    }
+
+    /// Returns the dominant share in the devices of a pool, divided by a weight.
+    pub(crate) fn weighted_share(&self, pool: &Self, weight: u32) -> f64 {
+        self.dominant_share(pool) / f64::from(weight.max(1))
     }
 
     /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all

@@ -17,6 +17,7 @@ mod moves;
 mod placement;
 mod property;
 mod queue;
+mod reclaim;
 mod records;
 mod restart;
 mod several_workers;
@@ -147,7 +148,7 @@ fn old_grant(lease: u64) -> GrantNumber {
     }
 }
 
-fn at(millis: u64) -> Timestamp {
+pub(crate) fn at(millis: u64) -> Timestamp {
     Timestamp::from_millis(millis)
 }
 
@@ -214,7 +215,7 @@ fn endpoint(worker: u64) -> Endpoint {
     }
 }
 
-fn device_ref(worker: u64, index: u32) -> DeviceRef {
+pub(crate) fn device_ref(worker: u64, index: u32) -> DeviceRef {
     DeviceRef {
         worker: WorkerId(worker),
         index,

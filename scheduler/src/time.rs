@@ -4,7 +4,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 /// Milliseconds since an origin chosen by the driver, on a clock that never goes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(u64);
 
 impl Timestamp {

@@ -199,6 +199,7 @@ impl Engine {
         );
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
         granted.tenant = Some(tenant);
+        (granted.granted_at, granted.running_since) = (self.now, self.now);
         self.leases.insert(lease, granted);
         self.update_charge(lease);
     }

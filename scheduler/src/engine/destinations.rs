@@ -25,7 +25,8 @@ impl Engine {
         lease: &Lease,
         held: &HeldCounts,
     ) -> Option<Vec<WorkerId>> {
-        if !matches!(lease.standing, Standing::Resuming { .. }) {
+        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
+        if !is_resumed || self.is_over_limit(id) {
             return None;
         }
         let candidates = (0..)

@@ -165,15 +165,13 @@ impl Engine {
             true => HeldCounts::default(),
             false => self.held_counts(),
         };
-        for id in without_devices {
-            if self.is_over_limit(id) {
-                self.report_standing(id);
-            } else if !self.try_move(id) {
-                self.seek_destination(id, &held);
-                self.report_standing(id);
-                self.hold_back_devices(id, &held);
-            }
+        let is_reclaimed = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_reclaimed);
+        let (reclaimed, others): (Vec<_>, Vec<_>) =
+            without_devices.into_iter().partition(is_reclaimed);
+        for id in others {
+            self.go_on_or_wait(id, &held);
         }
+        self.go_on_with_reclaimed(reclaimed, &held);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -181,6 +179,22 @@ impl Engine {
         }
         self.move_from_draining(&held);
         self.pool.compare_held_back(&held_back);
+    }
+
+    /// Has a lease without devices go on if there are devices for it, and otherwise wait for some. Returns
+    /// whether it goes on.
+    pub(super) fn go_on_or_wait(&mut self, id: LeaseId, held: &HeldCounts) -> bool {
+        if self.is_over_limit(id) {
+            self.report_standing(id);
+            return false;
+        }
+        let goes_on = self.try_move(id);
+        if !goes_on {
+            self.seek_destination(id, held);
+            self.report_standing(id);
+            self.hold_back_devices(id, held);
+        }
+        goes_on
     }
 
     /// Returns whether a worker of a lease is to have no leases.
@@ -398,7 +412,7 @@ impl Engine {
         self.end_grants(id, old_grants);
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let workers: BTreeSet<_> = places.iter().copied().collect();
-        let lease_devices = self.assign_grant_numbers(devices);
+        let (lease_devices, now) = (self.assign_grant_numbers(devices), self.now);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, id, grant);
             assert!(taken.is_ok(), "{device_ref:?} must be free");
@@ -408,6 +422,7 @@ impl Engine {
             lease.add(&lease_devices);
             lease.epoch += 1;
             lease.standing = Standing::Running;
+            (lease.running_since, lease.is_reclaimed) = (now, false);
             (lease.rejoin_by, lease.unreachable) = (None, None);
             lease.interrupted_at = None;
             lease.avoided.clear();

@@ -38,8 +38,7 @@ impl Engine {
         self.arranged_for = None;
     }
 
-    /// Grants or refuses every pending request that can be decided now, and reports changed
-    /// positions to the clients of the others.
+    /// Grants or refuses every pending request that can be decided now.
     pub(super) fn process_queue(&mut self) {
         if self.queue.is_empty() {
             return;
@@ -49,6 +48,10 @@ impl Engine {
         if self.pool.take_changed() || !is_arranged {
             self.decide_all(used);
         }
+    }
+
+    /// Reports changed positions to the clients of the requests that wait.
+    pub(super) fn report_positions(&mut self) {
         for (waiting, position) in self.queue.moved() {
             let QueuedRequest {
                 client, request, ..
@@ -79,7 +82,7 @@ impl Engine {
     }
 
     /// Puts the requests in the order in which they get devices, if the tenants have `used`.
-    fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
+    pub(super) fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
         // Many requests are for the same kinds.
         let mut kinds = BTreeMap::<_, BTreeSet<&str>>::new();
         let pool = &self.pool;
@@ -115,7 +118,9 @@ impl Engine {
         let allows = |used: &Amounts, device: &_| {
             limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
         };
-        let verdict = self.pool.assess(demand, |device| allows(of_tenant, device));
+        let verdict = self
+            .pool
+            .assess(waiting.lease, demand, |device| allows(of_tenant, device));
         match verdict {
             Feasibility::Fits(lease_devices) => {
                 let devices = lease_devices.iter().filter_map(|it| self.pool.device(*it));

@@ -228,6 +228,7 @@ impl Engine {
             && let Some(lease) = self.leases.get_mut(id)
         {
             lease.set_standing(Standing::Resuming { since, cause });
+            lease.is_reclaimed = false;
         }
     }
 
@@ -295,6 +296,7 @@ impl Engine {
         let waits_for = suspension.filter(|suspension| suspension.is_resumed);
         let waits_for = waits_for.map_or_else(Vec::new, |suspension| suspension.holders);
         let cause = match &lease.standing {
+            Standing::Resuming { .. } if lease.is_reclaimed => Some(EndReason::Reclaimed),
             Standing::Resuming { cause, .. } => cause.clone(),
             Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => None,
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use crate::lease::{Lease, Standing};
+use crate::lease::Standing;
 use crate::tenants::{Amounts, Policy, TenantName};
 
 impl Engine {
@@ -19,7 +19,7 @@ impl Engine {
     pub fn used_by_tenants(&self) -> BTreeMap<TenantName, Amounts> {
         let mut used = BTreeMap::<TenantName, Amounts>::new();
         for (_, lease) in self.leases.iter() {
-            if let Some(tenant) = lease.tenant.as_ref().filter(|_| counts(lease)) {
+            if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
                 match used.get_mut(tenant) {
                     Some(of_tenant) => of_tenant.add(&lease.charge),
                     None => drop(used.insert(tenant.clone(), lease.charge.clone())),
@@ -77,14 +77,5 @@ impl Engine {
             let used = self.used_by_tenants().remove(tenant).unwrap_or_default();
             !limit.allows_all(&used, &lease.charge)
         })
-    }
-}
-
-/// Returns whether a lease has devices, or is to get as many as it had before all others.
-fn counts(lease: &Lease) -> bool {
-    match &lease.standing {
-        Standing::Running | Standing::Lost(_) => true,
-        Standing::Resuming { cause, .. } => cause.is_some(),
-        Standing::Suspended { .. } => false,
     }
 }

@@ -21,8 +21,15 @@ impl Engine {
             let lease = self.leases.get(*id);
             lease.is_some_and(|it| !matches!(it.standing, Standing::Suspended { .. }))
         };
-        let requests = self.queue.iter().map(|queued| queued.lease);
-        leases.filter(waits).chain(requests).collect()
+        let is_reclaimed = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_reclaimed);
+        let (reclaimed, leases): (Vec<_>, Vec<_>) = leases.filter(waits).partition(is_reclaimed);
+        let requests = |is_guaranteed| {
+            let requests = self.queue.iter();
+            let requests = requests.filter(move |queued| queued.is_guaranteed == is_guaranteed);
+            requests.map(|queued| queued.lease)
+        };
+        let first = leases.into_iter().chain(requests(true));
+        first.chain(reclaimed).chain(requests(false)).collect()
     }
 
     /// Returns what a lease or request waits for; `None` if there is none with this id that waits.
@@ -58,6 +65,9 @@ impl Engine {
         let (cause, resumed_at) = match &lease.standing {
             Standing::Running | Standing::Suspended { .. } => return None,
             Standing::Lost(reason) => (Some(what_happened(reason)), None),
+            Standing::Resuming { since, .. } if lease.is_reclaimed => {
+                (Some(EndReason::Reclaimed), Some(*since))
+            }
             Standing::Resuming { since, cause } => {
                 (cause.clone(), cause.is_none().then_some(*since))
             }
@@ -146,7 +156,10 @@ impl Engine {
             client: Some(queued.client),
             tenant: Some(queued.tenant.clone()),
             // It would have been granted otherwise.
-            is_at_limit: matches!(self.pool.assess(demand, |_| true), Feasibility::Fits(_)),
+            is_at_limit: matches!(
+                self.pool.assess(queued.lease, demand, |_| true),
+                Feasibility::Fits(_)
+            ),
             waiter: Waiter::Request {
                 demand: demand.clone(),
                 since: queued.since,

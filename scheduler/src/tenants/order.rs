@@ -56,13 +56,6 @@ struct Waiting<'a> {
     requests: VecDeque<usize>,
 }
 
-impl Waiting<'_> {
-    /// Returns the dominant share of the tenant in the devices of a pool, by weight.
-    fn share(&self, pool: &Amounts) -> f64 {
-        self.used.dominant_share(pool) / f64::from(self.policy.weight.max(1))
-    }
-}
-
 /// Returns the order of `requests` in a pool that has the devices `pool`, of which the tenants have `used`.
 pub(crate) fn order(
     policy: &Policy,
@@ -129,7 +122,10 @@ fn in_order_of_shares<'a>(
     // Shares are not negative, so their bits have the same order.
     let key = |tenant: &'a TenantName, waiting: &Waiting<'_>| {
         let first = *waiting.requests.front()?;
-        let share = waiting.share(pool).to_bits();
+        let share = waiting
+            .used
+            .weighted_share(pool, waiting.policy.weight)
+            .to_bits();
         Some((share, requests[first].number, tenant))
     };
     let heads = tenants.iter();

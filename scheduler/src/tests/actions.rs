@@ -135,7 +135,34 @@ impl World {
             here: here.collect(),
             in_store: in_store.collect(),
         };
+        // A lease may go on in the same event at the worker that has got its snapshots.
+        let source = WorkerId(self.workers[i].id);
+        for (id, lease) in self.leases.iter_mut().flatten().filter(|_| all) {
+            let known = self.engine.leases().get(*id);
+            let keeper = known.and_then(|known| known.keepers.get(&source));
+            if let Some(keeper) = keeper.filter(|_| lease.is_suspended) {
+                let part = lease.parts.get_mut(keeper.part as usize);
+                part.unwrap().holders.push(keeper.worker);
+            }
+        }
         self.send_worker(i, kept);
+    }
+
+    /// Workers report that all snapshots are kept, and clients that they could go on from these.
+    pub(super) fn all_kept(&mut self) {
+        for i in 0..self.clients.len() {
+            for lease in self.clients[i].leases.clone() {
+                let is_restorable = true;
+                let restorable = ClientEvent::Restorable {
+                    lease,
+                    is_restorable,
+                };
+                self.send_client(i, restorable);
+            }
+        }
+        for i in 0..self.workers.len() {
+            self.snapshots_kept(i, true);
+        }
     }
 
     /// The processes of a worker die that run leases of several workers.

@@ -19,6 +19,7 @@ impl World {
         self.check_deadlines();
         self.check_keepers();
         self.check_charges();
+        self.check_reclaims();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (
@@ -120,7 +121,6 @@ impl World {
                 .filter(|waiting| waiting.client == client);
             assert!(waiting.count() <= MAX_WAITING_PER_CLIENT);
         }
-        let free = self.grantable();
         let shown = self.engine.waiting_ids().into_iter();
         let shown = shown.map(|id| self.engine.waiting(id).expect("it waits"));
         let shown = shown.filter(|it| matches!(it.waiter, Waiter::Request { .. }));
@@ -130,6 +130,7 @@ impl World {
             let waiting = &self.waiting[index];
             assert_eq!(waiting.reported_position, position);
             let wanted = waiting.demand.devices as usize;
+            let free = self.grantable_to(waiting.lease);
             let suitable = free.iter().map(|device_ref| self.device(*device_ref));
             let suitable = suitable.filter(|device| meets_demand(device, &waiting.demand));
             let allowed = suitable
@@ -205,6 +206,10 @@ impl World {
             let lost = leases.values().filter_map(|lease| lease.lost_until);
             let ends = absent.map(|since| since + 30_000).chain(lost);
             let next = away.chain(ends).min();
+            let reclaim_at = self.engine.reclaim_at().map(|at| at.as_millis());
+            // Otherwise it would be done.
+            assert!(reclaim_at.is_none_or(|at| at > self.now));
+            let next = next.into_iter().chain(reclaim_at).min();
             assert_eq!(self.engine.next_deadline(), next.map(at));
         }
     }
@@ -327,10 +332,13 @@ impl World {
             .collect()
     }
 
-    /// Returns the devices that a new lease could get now.
-    fn grantable(&self) -> BTreeSet<DeviceRef> {
+    /// Returns the devices that a request could get now.
+    fn grantable_to(&self, lease: LeaseId) -> BTreeSet<DeviceRef> {
         let mut free = self.free();
-        free.retain(|device_ref| !self.engine.held_back().contains_key(device_ref));
+        free.retain(|device_ref| {
+            let holder = self.engine.held_back().get(device_ref);
+            holder.is_none_or(|holder| *holder == lease)
+        });
         free
     }
 

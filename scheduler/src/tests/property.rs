@@ -54,6 +54,8 @@ enum Op {
     Interrupt {
         worker: usize,
     },
+    /// Workers and clients report that all leases could go on from snapshots.
+    AllKept,
     WorkerDisconnected {
         worker: usize,
     },
@@ -117,7 +119,7 @@ enum Op {
     },
 }
 
-const POLICIES: usize = 3;
+const POLICIES: usize = 4;
 
 /// Returns what the tenants of the clients are promised and may have.
 fn policy(which: usize) -> Policy {
@@ -140,6 +142,16 @@ fn policy(which: usize) -> Policy {
             (
                 "b".into(),
                 tenant(1, &[("cuda", 2), ("flex", 1)], &[], None),
+            ),
+        ]),
+        2 => Policy::from([
+            (
+                "a".into(),
+                tenant(1, &[("flex", 1), ("vulkan", 1)], &[], None),
+            ),
+            (
+                "b".into(),
+                tenant(2, &[("flex", 3), ("vulkan", 2)], &[], None),
             ),
         ]),
         _ => Policy::from([
@@ -213,6 +225,38 @@ fn op_or_restart() -> impl Strategy<Value = Op> {
         kept,
     });
     prop_oneof![10 => op(), 10 => back, 1 => restart]
+}
+
+/// Ops after which tenants have devices beyond their guarantees, and others need these.
+fn reclaiming_op() -> impl Strategy<Value = Op> {
+    let client = || 0..CLIENTS;
+    let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
+    let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
+    let demand = (1..4_u32, kind, durability).prop_map(|(devices, kind, durability)| Demand {
+        devices,
+        kind: Some(kind.into()),
+        memory_bytes: 0,
+        durability,
+        recover_within: None,
+    });
+    let millis = prop_oneof![3 => Just(10_000), 2 => 0..4_000_u64];
+    prop_oneof![
+        10 => (client(), demand, -1..2).prop_map(
+            |(client, demand, priority)| Op::Request { client, demand, priority }
+        ),
+        4 => Just(Op::AllKept),
+        4 => millis.prop_map(|millis| Op::Wait { millis }),
+        4 => (0..WORKERS, prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
+            .prop_map(|(worker, devices)| Op::Finish { worker, devices }),
+        2 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
+        1 => (1..POLICIES).prop_map(|which| Op::SetPolicy { which }),
+        1 => (0..CLIENTS).prop_map(|client| Op::Attach {
+            client,
+            give_up: 0,
+            outdated: 0
+        }),
+        4 => op(),
+    ]
 }
 
 fn suspender() -> impl Strategy<Value = Suspender> {
@@ -289,6 +333,7 @@ fn apply(world: &mut World, op: Op) {
             is_restorable,
         } => world.report_restorable(client, nth, is_restorable),
         Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
+        Op::AllKept => world.all_kept(),
         Op::Interrupt { worker } => world.interrupt(worker),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
@@ -352,6 +397,13 @@ proptest! {
     #[test]
     fn any_events(ops in vec(op(), 1..120)) {
         check_any(ops);
+    }
+
+    /// The same while tenants have devices beyond their guarantees, and others need these.
+    #[test]
+    fn any_events_with_reclaims(ops in vec(reclaiming_op(), 1..80), which in 1..POLICIES) {
+        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        check_any(start.into_iter().chain(ops).collect());
     }
 
     /// With restarts, only the invariants are checked: all parties agree in the end.

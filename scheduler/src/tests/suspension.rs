@@ -59,7 +59,7 @@ pub(super) fn hold_part(holder: u64, lease: u64, index: u32) -> Command {
 }
 
 /// Lease 10 of client 1 runs at worker 1, the only one, which has its snapshots.
-fn kept_by_worker_1() -> Vec<Step> {
+pub(super) fn kept_by_worker_1() -> Vec<Step> {
     vec![
         (0, join(1, &[exact(16)]), vec![]),
         (0, attach(1), vec![]),

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{SimRequest, World, meets_demand, tenant_of};
+use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
 use crate::lease::{Lease, Standing};
@@ -216,5 +216,140 @@ impl World {
         }
         used.all += count;
         used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
+    }
+
+    /// The engine has suspended a lease for another tenant: it was beyond its tenant's guarantee, has run for
+    /// long enough, and has devices that a request within a guarantee waits for.
+    pub(super) fn reclaim(&mut self, id: LeaseId) {
+        let is_new = |lease: &&SimLease| !lease.is_suspended;
+        let known = self.leases.as_ref().and_then(|leases| leases.get(&id));
+        if let Some(lease) = known.filter(is_new) {
+            assert!(
+                self.now >= lease.running_since + 10_000,
+                "{id} has just begun"
+            );
+            assert!(self.is_borrowed(id), "{id} is within the guarantee");
+            let devices: Vec<_> = lease
+                .lease_devices
+                .iter()
+                .map(|it| self.device(*it))
+                .collect();
+            let mut waiting = self.waiting.iter();
+            assert!(waiting.any(|waiting| {
+                let fits = |device: &&DeviceSpec| {
+                    meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+                };
+                waiting.client != lease.client && devices.iter().any(fits)
+            }));
+        }
+        let leases = self.leases.as_mut();
+        if let Some(lease) = leases.and_then(|leases| leases.get_mut(&id)) {
+            lease.lease_devices.clear();
+            lease.is_suspended = true;
+        }
+    }
+
+    /// Returns whether a lease that the world knows is beyond its tenant's guarantee, as the tenant's earlier
+    /// leases use that up.
+    fn is_borrowed(&self, id: LeaseId) -> bool {
+        let leases = self.leases.as_ref().expect("it knows leases");
+        let tenant = tenant_of(leases[&id].client);
+        let guaranteed = self.policy.get(&tenant).map(|policy| &policy.guaranteed);
+        let mut used = BTreeMap::<&str, u32>::new();
+        for (other, lease) in leases
+            .iter()
+            .filter(|(_, it)| tenant_of(it.client) == tenant)
+        {
+            let lost = lease.lost_until.is_some();
+            if lease.is_suspended && !lost {
+                continue;
+            }
+            let mut more = used.clone();
+            for device in &lease.granted {
+                *more.entry(&device.kind).or_default() += 1;
+            }
+            let own = lease.granted.iter().map(|device| &*device.kind);
+            let mut own = own.collect::<BTreeSet<_>>().into_iter();
+            let is_within = own.all(|kind| {
+                let most = guaranteed.and_then(|guaranteed| guaranteed.get(kind));
+                more[kind] <= most.copied().unwrap_or_default()
+            });
+            if other == &id {
+                return !is_within;
+            }
+            if is_within {
+                used = more;
+            }
+        }
+        panic!("{id} is not among the leases");
+    }
+
+    /// The first request within a guarantee that waits has no devices to come, and there are too few leases
+    /// that could be suspended for it. Devices are held back for requests within guarantees only.
+    pub(super) fn check_reclaims(&self) {
+        let guaranteed = self.expected_order().into_iter();
+        let guaranteed = guaranteed.filter(|(_, is_guaranteed)| *is_guaranteed);
+        let guaranteed: Vec<_> = guaranteed.map(|(at, _)| &self.waiting[at]).collect();
+        for holder in self.engine.held_back().values() {
+            let mut requests = guaranteed.iter();
+            let is_request = requests.any(|waiting| waiting.lease == *holder);
+            assert!(is_request || self.engine.leases().get(*holder).is_some());
+        }
+        let (Some(first), Some(leases)) = (guaranteed.first(), &self.leases) else {
+            return;
+        };
+        let fits = |device_ref: &DeviceRef| {
+            let device = self.device(*device_ref);
+            meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
+        };
+        let wanted = first.demand.devices as usize;
+        let coming = self.coming().into_iter().filter(|device_ref| {
+            let holder = self.engine.held_back().get(device_ref);
+            fits(device_ref) && holder.is_none_or(|holder| *holder == first.lease)
+        });
+        let coming = coming.count();
+        let tenant = tenant_of(first.client);
+        let borrowed = leases.iter().filter(|(id, lease)| {
+            let is_other = tenant_of(lease.client) != tenant && !lease.is_suspended;
+            let is_ripe = self.now >= lease.running_since + 10_000;
+            let known = self.engine.leases().get(**id);
+            let is_running = known.is_some_and(|known| known.standing == Standing::Running);
+            let can_suspend = || {
+                let checked = self.engine.check_suspend(**id, Suspender::Administrator);
+                checked.is_ok()
+            };
+            is_other && is_ripe && is_running && self.is_borrowed(**id) && can_suspend()
+        });
+        let devices = borrowed.flat_map(|(_, lease)| &lease.lease_devices);
+        let devices = devices.filter(|device_ref| self.is_usable(**device_ref) && fits(device_ref));
+        let devices = devices.count();
+        assert!(
+            coming >= wanted || devices + coming < wanted,
+            "{} waits, with {coming} devices to come and {devices} borrowed",
+            first.demand
+        );
+    }
+
+    /// Returns the devices that are free or will be.
+    fn coming(&self) -> Vec<DeviceRef> {
+        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = workers.filter(|worker| worker.connected && !worker.draining);
+        let devices = workers.flat_map(|worker| {
+            let devices = (0..).zip(worker.devices);
+            let coming = devices.filter(|(_, it)| !it.leased && it.out_of_service.is_none());
+            let id = worker.worker.0;
+            coming.map(move |(index, _)| device_ref(id, index))
+        });
+        devices.collect()
+    }
+
+    /// Returns whether a new lease could get a device if it were free.
+    fn is_usable(&self, device_ref: DeviceRef) -> bool {
+        let workers = self.engine.snapshot().workers.into_iter();
+        let mut workers = workers.filter(|worker| worker.worker == device_ref.worker);
+        workers.any(|worker| {
+            let device = &worker.devices[device_ref.index as usize];
+            worker.connected && !worker.draining && device.out_of_service.is_none()
+        })
     }
 }

@@ -5,13 +5,19 @@ use super::suspension::{resume, suspended_at_worker_1, waits_for};
 use super::*;
 
 /// A client of another tenant than that of `attach`.
-fn attach_of(tenant: &str, id: u64) -> Event {
+pub(super) fn attach_of(tenant: &str, id: u64) -> Event {
     let (tenant, claims) = (tenant.into(), Vec::new());
     client(id, ClientEvent::Attach { tenant, claims })
 }
 
 /// A request for devices of a kind, with a priority.
-fn request_kind(id: u64, number: u64, devices: u32, kind: &str, at_priority: i32) -> Event {
+pub(super) fn request_kind(
+    id: u64,
+    number: u64,
+    devices: u32,
+    kind: &str,
+    at_priority: i32,
+) -> Event {
     let demand = Demand {
         devices,
         kind: Some(kind.into()),
@@ -30,7 +36,7 @@ fn request_kind(id: u64, number: u64, devices: u32, kind: &str, at_priority: i32
     event
 }
 
-fn kinds(kinds: &[(&str, u32)]) -> BTreeMap<String, u32> {
+pub(super) fn kinds(kinds: &[(&str, u32)]) -> BTreeMap<String, u32> {
     let kinds = kinds.iter().map(|(kind, count)| ((*kind).into(), *count));
     kinds.collect()
 }
@@ -45,7 +51,7 @@ fn limit(devices: &[(&str, u32)]) -> TenantPolicy {
     }
 }
 
-fn set_policy<const N: usize>(tenants: [(&str, TenantPolicy); N]) -> Event {
+pub(super) fn set_policy<const N: usize>(tenants: [(&str, TenantPolicy); N]) -> Event {
     let tenants = tenants.map(|(name, policy)| (name.into(), policy));
     Event::SetPolicy {
         policy: Policy::from(tenants),

@@ -132,6 +132,8 @@ pub(super) struct SimLease {
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
     pub(super) is_suspended: bool,
+    /// Since when it has its devices.
+    pub(super) running_since: u64,
     pub(super) durability: Durability,
     /// The devices that were granted.
     pub(super) granted: Vec<DeviceSpec>,
@@ -304,7 +306,9 @@ impl World {
                 {
                     self.suspend_for_worker(*lease);
                 }
-                if cause.is_some() {
+                if *cause == Some(EndReason::Reclaimed) {
+                    self.reclaim(*lease);
+                } else if cause.is_some() {
                     self.leave_lost_worker(*lease);
                 }
                 self.check_suspended(*client, *lease);
@@ -440,6 +444,7 @@ impl World {
                 stored: BTreeMap::new(),
                 lost_until: None,
                 is_suspended: false,
+                running_since: self.now,
                 durability: granted.demand.durability,
                 granted: specs.clone(),
                 parts: Vec::new(),

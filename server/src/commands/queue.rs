@@ -39,16 +39,18 @@ struct WaitingJson<'a> {
     token: &'a str,
     /// What was requested, in words; null for a lease.
     requested: Option<&'a str>,
-    /// Null for a lease with a cause.
+    /// Null for a lease that was lost or interrupted.
     waited_ms: Option<u64>,
     /// The time after which a lease ends if it still waits then, or its program is not connected.
     ends_in_ms: Option<u64>,
-    /// Why a lease has no devices; null if it was suspended and resumed.
+    /// Why a lease has no devices; null if somebody suspended and resumed it.
     cause: Option<&'a str>,
     /// The workers that get the lease's snapshots, and have devices for it.
     receivers: &'a [String],
     /// Whether it is a lease whose program is not connected.
     program_away: bool,
+    /// Whether it is a lease that was suspended for a request within another tenant's guarantee.
+    reclaimed: bool,
     /// Whether it waits because its tenant would have more than its limit.
     at_limit: bool,
     /// Whether a request is within its tenant's guarantee; null for a lease.
@@ -158,6 +160,7 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         cause: non_empty(&waiting.cause),
         receivers: &waiting.receivers,
         program_away: waiting.client_away,
+        reclaimed: waiting.reclaimed,
         at_limit: waiting.at_limit,
         guaranteed: is_request.then_some(waiting.guaranteed),
         priority: is_request.then_some(waiting.priority),

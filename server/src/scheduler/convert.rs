@@ -320,7 +320,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerDrains { .. }
         | EndReason::WorkerUnreachable { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
-        EndReason::Unknown => ErrorCode::Lease,
+        EndReason::Reclaimed | EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
     };
     pool_message(pool_message::Body::Ended(v1::LeaseEnded {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tensord_client::{Lease, LeaseRequest, Pool};
+use tensord_client::{Durability, Lease, LeaseRequest, Pool};
 use tensord_testkit::{administrator::Administrator, cluster::Cluster};
 
 /// Makes a token of a tenant for a program, and returns the program's connection.
@@ -78,20 +78,22 @@ fn a_tenant_waits_at_its_limit_until_it_is_raised() {
     });
 }
 
-/// With one device, `blue` is promised it, `red` has asked before, and `green` has a larger weight.
+/// `red` and `green` have a device each, and `green` has a larger weight; `blue` has none, and is promised two.
 #[test]
 fn a_guarantee_and_then_the_weights_decide_who_is_next() {
-    let cluster = Cluster::start(&["flex*3"]);
+    let cluster = Cluster::start(&["flex*5"]);
     let administrator = Administrator::of(&cluster);
     administrator.run(&["tenant", "add", "red"]);
     administrator.run(&["tenant", "add", "green", "--weight", "3"]);
     administrator.run(&["tenant", "add", "blue", "--guarantee", "flex=2"]);
     let pools = ["red", "green", "blue"].map(|tenant| pool_of(&administrator, tenant));
     let [red, green, blue] = &pools;
-    let held: Vec<_> = [red, green, blue]
-        .iter()
-        .map(|pool| pool.lease(LeaseRequest::devices(1)).unwrap())
-        .collect();
+    // They are not suspended for `blue`.
+    let request = || LeaseRequest::devices(1).durable(Durability::Off);
+    let lease = |pool: &Pool| pool.lease(request()).unwrap();
+    let kept = (lease(red), lease(green));
+    let others = cluster.pool();
+    let held = [lease(&others), lease(&others), lease(&others)];
     let mut order = Vec::new();
     scope(|scope| {
         let (granted, grants) = mpsc::channel();
@@ -115,6 +117,7 @@ fn a_guarantee_and_then_the_weights_decide_who_is_next() {
         }
     });
     assert_eq!(order, ["blue", "green", "red"]);
+    drop(kept);
 }
 
 /// A higher priority is before an earlier request of the same tenant.

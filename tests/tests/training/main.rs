@@ -6,6 +6,8 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod object_storage;
 #[cfg(target_os = "linux")]
+mod reclaim;
+#[cfg(target_os = "linux")]
 mod scheduler_restart;
 #[cfg(target_os = "linux")]
 mod snapshot_store;

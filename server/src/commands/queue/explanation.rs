@@ -91,6 +91,9 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
 /// Returns the rule by which a lease or request gets devices.
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
+        true if waiting.reclaimed => {
+            "it goes on before requests beyond guarantees, and after those within"
+        }
         true => "leases that are to go on get devices before requests",
         false if waiting.guaranteed => {
             "it is within its tenant's guarantee, and such requests come first"
@@ -165,7 +168,7 @@ fn ends_text(waiting: &Waiting) -> String {
         (waiting.client_away, "its program connects again"),
         (!waiting.receivers.is_empty(), "its snapshots arrive"),
         (
-            is_lease && !waiting.cause.is_empty(),
+            is_lease && !waiting.cause.is_empty() && !waiting.reclaimed,
             "its worker joins again",
         ),
         (

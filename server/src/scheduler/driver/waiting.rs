@@ -6,7 +6,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId},
     v1::{self, DevicesOfLease, WaitingList},
 };
-use tensord_scheduler::{NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting};
+use tensord_scheduler::{EndReason, NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting};
 
 use super::Driver;
 use crate::scheduler::view;
@@ -79,6 +79,7 @@ impl Driver {
                 waited_ms: resumed_at.map(since),
                 ends_in_ms: ends_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
                 cause: cause.as_ref().map_or_else(String::new, ToString::to_string),
+                reclaimed: *cause == Some(EndReason::Reclaimed),
                 receivers: receivers.clone(),
                 ..info
             },
@@ -124,6 +125,8 @@ impl Driver {
     fn devices_of_leases(&self, devices: &BTreeMap<LeaseId, usize>) -> Vec<DevicesOfLease> {
         let of_lease = |(lease, count): (&LeaseId, &usize)| {
             let owner = self.engine.lease(*lease).and_then(|lease| lease.owner);
+            // Devices may be held back for a request.
+            let owner = owner.or_else(|| self.engine.waiting(*lease)?.client);
             let (tenant, token) = self.holder_names(owner);
             DevicesOfLease {
                 lease_id: lease.0,

@@ -1,0 +1,160 @@
+//! Leases that are suspended for requests within other tenants' guarantees.
+
+use super::durable::moved;
+use super::suspension::{end_and_keep, kept_by_worker_1, resume, suspend, waits_for};
+use super::tenants::{attach_of, kinds, request_kind, set_policy};
+use super::*;
+
+/// Client 1 has the only device since 1 ms, with snapshots; client 2 is of tenant `b`, which is promised one.
+fn borrowed_by_client_1() -> Vec<Step> {
+    let mut steps = kept_by_worker_1();
+    steps.extend([
+        (2, attach_of("b", 2), vec![]),
+        (2, set_policy([("b", guaranteed(1))]), vec![]),
+    ]);
+    steps
+}
+
+fn guaranteed(count: u32) -> TenantPolicy {
+    TenantPolicy {
+        guaranteed: kinds(&[("flex", count)]),
+        ..TenantPolicy::default()
+    }
+}
+
+/// The client of a lease learns that another tenant needs its device.
+fn reclaimed(client: u64, lease: u64, waits_at: &[u64]) -> Command {
+    match waits_for(client, lease, waits_at) {
+        Command::Suspended {
+            client,
+            lease,
+            waits_for,
+            needs_all,
+            ..
+        } => Command::Suspended {
+            client,
+            lease,
+            waits_for,
+            needs_all,
+            cause: Some(EndReason::Reclaimed),
+        },
+        other => panic!("{other:?} is not about a suspension"),
+    }
+}
+
+fn request_flex(id: u64, number: u64) -> Event {
+    request_kind(id, number, 1, "flex", 0)
+}
+
+fn granted_flex(id: u64, number: u64) -> Command {
+    granted(id, number, &[(1, 0, exact(16))])
+}
+
+#[test]
+fn a_borrowed_lease_makes_room_and_goes_on_later() {
+    let steps = [
+        (
+            11_001,
+            request_flex(2, 2),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+        ),
+        (11_300, released(1, 10), vec![granted_flex(2, 2)]),
+        // Another request beyond the guarantees does not get ahead of it.
+        (11_400, attach_of("c", 3), vec![]),
+        (11_400, request_flex(3, 3), vec![queued(3, 3, 1)]),
+        (12_000, release(2, 20), vec![end_lease(1, 20)]),
+        (12_100, released(1, 20), vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(borrowed_by_client_1().into_iter().chain(steps));
+}
+
+#[test]
+fn a_lease_that_has_just_begun_runs_for_a_while() {
+    let steps = [
+        (5000, request_flex(2, 2), vec![queued(2, 2, 1)]),
+        (
+            10_001,
+            tick(),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1])],
+        ),
+    ];
+    check(borrowed_by_client_1().into_iter().chain(steps));
+}
+
+/// In turn: its tenant is promised the device, too; it could not go on; it is not durable.
+#[test]
+fn other_leases_are_not_suspended() {
+    let policy = set_policy([("b", guaranteed(1)), (TENANT, guaranteed(1))]);
+    let waits = |engine: Engine| {
+        let waiting = engine.waiting(LeaseId(20)).expect("it waits");
+        assert!(!waiting.is_at_limit);
+    };
+    let request = (11_001, request_flex(2, 2), vec![queued(2, 2, 1)]);
+    let steps = [(3, policy, vec![]), request.clone()];
+    waits(check(borrowed_by_client_1().into_iter().chain(steps)));
+    let lost_snapshots = durable::kept(1, &[]);
+    let steps = [(3, lost_snapshots, vec![]), request.clone()];
+    waits(check(borrowed_by_client_1().into_iter().chain(steps)));
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1, super::request(1, 1, 1), vec![granted_flex(1, 1)]),
+        (2, attach_of("b", 2), vec![]),
+        (2, set_policy([("b", guaranteed(1))]), vec![]),
+        request,
+    ];
+    waits(check(steps));
+}
+
+/// While the device is not released yet, nobody else gets another one that becomes free, which the request
+/// needs as well.
+#[test]
+fn free_devices_are_held_back_until_all_have_come() {
+    let mut start = borrowed_by_client_1();
+    start[0] = (0, join(1, &[exact(16), exact(16)]), vec![]);
+    let second = granted(3, 3, &[(1, 1, exact(16))]);
+    let steps = [
+        (3, attach_of("c", 3), vec![]),
+        (3, request_flex(3, 3), vec![second]),
+        (3, set_policy([("b", guaranteed(2))]), vec![]),
+        (4, request_kind(2, 2, 2, "flex", 0), vec![queued(2, 2, 1)]),
+        // With this one and that of the borrowed lease, there are enough.
+        (
+            11_001,
+            release(3, 30),
+            vec![
+                end_lease(1, 30),
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+            ],
+        ),
+        (11_100, released(1, 30), vec![]),
+        (11_200, request_flex(3, 4), vec![queued(3, 4, 2)]),
+        (
+            11_300,
+            released(1, 10),
+            vec![
+                granted(2, 2, &[(1, 0, exact(16)), (1, 1, exact(16))]),
+                queued(3, 4, 1),
+            ],
+        ),
+    ];
+    check(start.into_iter().chain(steps));
+}
+
+#[test]
+fn an_administrator_decides_over_a_reclaimed_lease() {
+    let steps = [
+        (
+            11_001,
+            request_flex(2, 2),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+        ),
+        (11_002, suspend(10), vec![waits_for(1, 10, &[])]),
+        (11_300, released(1, 10), vec![granted_flex(2, 2)]),
+        (12_000, release(2, 20), vec![end_lease(1, 20)]),
+        (12_100, released(1, 20), vec![]),
+        (12_200, resume(10), vec![moved(1, 10, 1, 1, 0)]),
+    ];
+    check(borrowed_by_client_1().into_iter().chain(steps));
+}

@@ -1,0 +1,56 @@
+//! A training beyond its tenant's guarantee makes room for another tenant, and goes on after that with the
+//! same bits.
+
+use std::sync::mpsc::channel;
+
+use burn::tensor::{Device, Tensor};
+use tensord_client::{LeaseEvent, LeaseRequest, Pool, data};
+use tensord_testkit::{
+    administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
+};
+
+#[test]
+fn lent_device_comes_back_and_the_training_goes_on_later() {
+    let cluster = Cluster::start(&["flex"]);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=1"]);
+    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
+    let url = made.split('\'').nth(1).expect("a URL in quotes");
+    let owner = Pool::connect(url).unwrap();
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let (sender, events) = channel();
+    // An error means that the test does not look any more.
+    let request = LeaseRequest::devices(1).on_event(move |event| drop(sender.send(event)));
+    let lease = cluster.pool().lease(request).unwrap();
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
+        if step != 8 {
+            return;
+        }
+        cluster.wait("a snapshot", || lease.durability_status().commits > 0);
+        let own = owner.lease(LeaseRequest::devices(1)).unwrap();
+        let ones = Tensor::<1>::ones([4], &own.devices()[0]);
+        let sum = data::into_data(ones.sum()).unwrap();
+        assert_eq!(sum.try_to_vec::<f32>().unwrap(), [4.0]);
+        let listed = administrator.leases();
+        let mut reclaimed = listed.iter().filter(|it| it["tenant"] == "default");
+        let id = reclaimed.next().expect("the first lease")["lease"].clone();
+        let why = administrator.run(&["why", id.as_str().unwrap()]);
+        let cause = "  cause      its devices were beyond the guarantee of its tenant";
+        assert!(why.contains(cause), "{why}");
+        drop(own);
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    assert_eq!(lease.ended(), None);
+    drop(lease);
+    let events: Vec<_> = events.iter().collect();
+    let reason = "its devices were beyond the guarantee of its tenant, and are needed within that of another one";
+    let [
+        LeaseEvent::Waiting { reason: waits, .. },
+        LeaseEvent::Moving { .. },
+        LeaseEvent::Running { .. },
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert!(waits.contains(reason), "{waits}");
+}
