@@ -20,6 +20,7 @@ mod clients;
 mod destinations;
 mod durable;
 mod handover;
+mod holds;
 mod interruptions;
 mod keeper_choice;
 mod moves;
@@ -131,6 +132,11 @@ impl Engine {
                 if self.check_move(lease).is_ok() {
                     self.try_move(lease);
                 }
+            }
+            Event::EndLease { lease } => self.end_by_administrator(lease),
+            Event::SetPriority { lease, priority } => {
+                self.queue.set_priority(lease, priority);
+                self.arranged_for = None;
             }
             Event::SuspendLease { lease, by } => self.suspend(lease, by),
             Event::ResumeLease { lease, by } => self.resume_suspended(lease, by),

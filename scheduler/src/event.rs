@@ -58,6 +58,18 @@ pub enum Event {
         /// The lease.
         lease: LeaseId,
     },
+    /// An administrator ends a lease, or has a request refused that waits.
+    EndLease {
+        /// The lease, or the one that the request would become.
+        lease: LeaseId,
+    },
+    /// An administrator changes the priority of a request that waits.
+    SetPriority {
+        /// The lease that the request would become.
+        lease: LeaseId,
+        /// The new priority.
+        priority: i32,
+    },
     /// A lease is suspended: it gives its devices back, and keeps its state. That happens
     /// at once, or not at all: [`Engine::check_suspend`](crate::Engine::check_suspend) returns the
     /// reason.

@@ -45,6 +45,6 @@ pub use options::Options;
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason, SnapshotPlaces};
 pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, RecordedStore};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
-pub use tenants::{Amounts, Policy, TenantLimit, TenantName, TenantPolicy};
+pub use tenants::{Amounts, Policy, TenantCounts, TenantLimit, TenantName, TenantPolicy};
 pub use time::Timestamp;
 pub use waiting::{NeededDevices, SuitableDevices, Waiter, Waiting};

@@ -497,6 +497,11 @@ impl Pool {
         self.held_back.retain(|_, holder| *holder != lease);
     }
 
+    /// Holds no devices back for these leases any more.
+    pub(crate) fn drop_all_held_back(&mut self, leases: &BTreeSet<LeaseId>) {
+        self.held_back.retain(|_, holder| !leases.contains(holder));
+    }
+
     /// Returns the number of devices that are held back.
     pub(crate) fn held_back_count(&self) -> usize {
         self.held_back.len()
@@ -512,6 +517,12 @@ impl Pool {
     /// Records whether other devices are held back than `before`: demands may then fit that did not.
     pub(crate) fn compare_held_back(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
         self.changed |= self.held_back != *before;
+    }
+
+    /// Returns whether anything has happened since [`take_changed`](Self::take_changed) that may have changed
+    /// the verdict on a demand that was busy.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
     }
 
     /// Returns whether, since the last call, anything happened that may have changed the

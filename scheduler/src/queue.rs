@@ -116,6 +116,14 @@ impl Queue {
         self.len() < before
     }
 
+    /// Changes the priority of the request that would become this lease, if it is pending.
+    pub(crate) fn set_priority(&mut self, lease: LeaseId, priority: i32) {
+        let mut waiting = self.waiting.iter_mut();
+        if let Some(waiting) = waiting.find(|waiting| waiting.lease == lease) {
+            waiting.priority = priority;
+        }
+    }
+
     pub(crate) fn remove_all_of(&mut self, client: ClientId) {
         self.waiting.retain(|waiting| waiting.client != client);
     }

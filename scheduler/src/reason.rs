@@ -51,6 +51,9 @@ pub enum RefuseReason {
     /// The client cancelled the request.
     #[error("the client cancelled the request")]
     Cancelled,
+    /// An administrator had the request refused.
+    #[error("an administrator of the pool has ended the request")]
+    ByAdministrator,
 }
 
 /// The reason why a lease ended without its client's doing.
@@ -164,6 +167,9 @@ pub enum EndReason {
         /// The device's position in the worker's list.
         index: u32,
     },
+    /// An administrator has ended the lease.
+    #[error("an administrator of the pool has ended the lease")]
+    ByAdministrator,
     /// The token that the client presented was revoked.
     #[error("the token that this lease was requested with was revoked")]
     TokenRevoked,

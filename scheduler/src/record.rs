@@ -13,6 +13,7 @@ use crate::device::{Durability, Requirement};
 use crate::event::{GrantedDevice, Suspender};
 use crate::lease::{Keeper, Lease, Standing, StoredSessions, SuspendedPart};
 use crate::reason::EndReason;
+use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
 /// The record of a lease. The driver keeps it, and passes it to
@@ -21,6 +22,12 @@ use crate::time::Timestamp;
 pub struct LeaseRecord {
     /// The lease's client.
     pub owner: ClientId,
+    /// The client's tenant, if it is known.
+    pub tenant: Option<TenantName>,
+    /// What the lease has of the pool, or had until it was suspended or lost.
+    pub charge: Amounts,
+    /// Whether it was suspended for a request within another tenant's guarantee, and waits to go on.
+    pub is_reclaimed: bool,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
     /// Whether and where the lease goes on.
@@ -141,6 +148,9 @@ impl LeaseRecord {
         };
         Some(Self {
             owner,
+            tenant: lease.tenant.clone(),
+            charge: lease.charge.clone(),
+            is_reclaimed: lease.is_reclaimed,
             epoch: lease.epoch,
             durability: lease.durability,
             recover_within: lease.recover_within,
@@ -181,6 +191,8 @@ impl LeaseRecord {
         // the command.
         lease.load_stored = lease.stored.keys().copied().collect();
         lease.recover_within = self.recover_within;
+        (lease.tenant, lease.charge) = (self.tenant, self.charge);
+        lease.is_reclaimed = self.is_reclaimed;
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);
         lease

@@ -61,7 +61,7 @@ pub type Policy = BTreeMap<TenantName, TenantPolicy>;
 /// What a tenant is promised, and what it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantPolicy {
-    /// How much the tenant gets beyond guarantees, in proportion to other tenants. At least 1.
+    /// By how much the tenant's share is divided before it is compared with those of others. At least 1.
     pub weight: u32,
     /// The number of devices of each kind for which its requests come before those beyond a guarantee.
     pub guaranteed: BTreeMap<String, u32>,
@@ -142,6 +142,17 @@ impl TenantLimit {
                 .memory_bytes
                 .is_none_or(|max| all.memory_bytes <= u128::from(max))
     }
+}
+
+/// The numbers of leases and requests of a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantCounts {
+    /// The leases that have devices, or are to get as many as they had before all others.
+    pub leases: usize,
+    /// The leases that are suspended, or were and wait for devices.
+    pub suspended: usize,
+    /// The requests that wait.
+    pub requests: usize,
 }
 
 /// Devices that a lease or a tenant has, or the pool.

@@ -238,6 +238,8 @@ fn on_stream(other: u64, event: Event) -> Event {
         | Event::SetPolicy { .. }
         | Event::Drain { .. }
         | Event::MoveLease { .. }
+        | Event::EndLease { .. }
+        | Event::SetPriority { .. }
         | Event::SuspendLease { .. }
         | Event::ResumeLease { .. } => event,
         Event::Worker { worker, event, .. } => Event::Worker {

@@ -79,7 +79,7 @@ pub struct SuitableDevices {
     pub free_at_one_worker: usize,
     /// The number of devices that each lease has.
     pub leased: BTreeMap<LeaseId, usize>,
-    /// The number of free devices that are held back for each lease which waits for more.
+    /// The number of free devices that are held back for each lease or request which waits for more.
     pub held_back: BTreeMap<LeaseId, usize>,
     /// The number of devices that an earlier lease, or an earlier process of the same one, has not
     /// released yet.

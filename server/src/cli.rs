@@ -160,14 +160,16 @@ Examples:
         #[command(flatten)]
         url: UrlSettings,
     },
-    /// List the leases of a pool, move one to another worker, suspend or resume one
+    /// List the leases of a pool, move one to another worker, suspend, resume or end one
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord lease list
   tensord lease list --json | jq -r '.leases[].lease'
   tensord lease move 9a07e170be32795f
   tensord lease suspend 9a07e170be32795f
-  tensord lease resume 9a07e170be32795f")]
+  tensord lease resume 9a07e170be32795f
+  tensord lease end 9a07e170be32795f
+  tensord lease priority 4b1e0f6c9d2a7785 5")]
     Lease {
         #[command(subcommand)]
         command: LeaseCommand,
@@ -199,7 +201,7 @@ Examples, on the scheduler's host:
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// Add, change, list and remove the tenants of a pool: what each is promised and may have
+    /// Add, change, list and remove the tenants of a pool: their guarantees, limits and weights
     #[command(after_help = "\
 Examples, on the scheduler's host:
   tensord tenant add research --guarantee cuda=4 --limit cuda=8
@@ -208,8 +210,10 @@ Examples, on the scheduler's host:
   tensord tenant list
   tensord token create --name ci --tenant research
 
-Requests within a tenant's guarantee get devices before all others. Beyond that, the tenant
-that has the least, by weight, is next. A limit bounds what a tenant has at a time.")]
+Requests within a tenant's guarantee get devices before all others; if devices are missing,
+leases beyond the guarantees of other tenants are suspended, and go on later. Of the other
+requests, one of the tenant with the smallest share by weight is next. A limit bounds what a
+tenant has at a time.")]
     Tenant {
         #[command(subcommand)]
         command: TenantCommand,
@@ -258,10 +262,10 @@ pub(crate) enum TokenCommand {
         /// Name of the token [default: the role and a number]
         #[arg(long, value_name = "NAME")]
         name: Option<Name>,
-        /// Tenant of the token; programs of one tenant share cached uploads and see each other's leases [default: default]
+        /// Tenant of the token, which must exist; programs of one tenant share cached uploads and see each other's leases [default: default]
         #[arg(long, value_name = "NAME")]
         tenant: Option<Name>,
-        /// Person or program that gets the token
+        /// Person or program that gets the token: letters, digits and - _ .
         #[arg(long, value_name = "NAME")]
         user: Option<Name>,
         /// What the token is for
@@ -319,7 +323,7 @@ pub(crate) enum TenantCommand {
         #[command(flatten)]
         terms: TenantTerms,
     },
-    /// Change what a tenant is promised and may have; what is not named stays as it is
+    /// Change a tenant; an option that is left out keeps its value, and a list replaces the earlier one
     Set {
         /// Name of the tenant
         #[arg(value_name = "NAME")]
@@ -327,7 +331,7 @@ pub(crate) enum TenantCommand {
         #[command(flatten)]
         terms: TenantTerms,
     },
-    /// Show every tenant, with what it is promised, may have, and has
+    /// Show every tenant: its weight, guarantee and limit, and what it has
     List {
         /// Print JSON instead of a table
         #[arg(long)]
@@ -346,7 +350,7 @@ pub(crate) enum TenantCommand {
         #[command(flatten)]
         admin: AdminSettings,
     },
-    /// Remove a tenant whose tokens are revoked or have expired
+    /// Remove a tenant that has no valid token, no lease and no request
     Remove {
         /// Name of the tenant
         #[arg(value_name = "NAME")]
@@ -356,10 +360,10 @@ pub(crate) enum TenantCommand {
     },
 }
 
-/// What a tenant is promised and may have.
+/// The weight, the guarantee and the limit of a tenant.
 #[derive(Args, Debug)]
 pub(crate) struct TenantTerms {
-    /// How much it gets beyond guarantees, in proportion to other tenants [default: 1]
+    /// Divides its share when that is compared with other tenants': with 2, it may get twice as much [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
     /// Devices for which its requests come first, such as cuda=4,flex=2, or none [default: none]
@@ -442,6 +446,25 @@ pub(crate) enum LeaseCommand {
         /// Id of the lease, as `tensord lease list` shows it
         #[arg(value_name = "LEASE", value_parser = lease_id)]
         lease: LeaseId,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// End a lease, or refuse a request that waits; its program gets an error
+    End {
+        /// Id of the lease or request, as `tensord lease list` and `tensord queue` show it
+        #[arg(value_name = "ID", value_parser = lease_id)]
+        lease: LeaseId,
+        #[command(flatten)]
+        admin: AdminSettings,
+    },
+    /// Change the priority of a request that waits, among those of its tenant
+    Priority {
+        /// Id of the request, as `tensord queue` shows it
+        #[arg(value_name = "ID", value_parser = lease_id)]
+        lease: LeaseId,
+        /// The priority: a request with a higher one comes first; a new request has 0
+        #[arg(value_name = "N", allow_negative_numbers = true)]
+        priority: i32,
         #[command(flatten)]
         admin: AdminSettings,
     },

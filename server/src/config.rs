@@ -220,7 +220,7 @@ pub(crate) enum TenantsAction {
 pub(crate) struct TenantChange {
     /// The tenant's name.
     pub(crate) name: String,
-    /// How much it gets beyond guarantees, in proportion to other tenants.
+    /// By how much its share is divided before it is compared with those of others.
     pub(crate) weight: Option<u32>,
     /// The devices for which its requests come first.
     pub(crate) guaranteed: Option<Kinds>,
@@ -268,6 +268,18 @@ pub(crate) enum LeasesAction {
     Resume {
         /// The lease.
         lease: LeaseId,
+    },
+    /// End a lease, or refuse a request that waits.
+    End {
+        /// The lease, or the one that the request would become.
+        lease: LeaseId,
+    },
+    /// Change the priority of a request that waits.
+    Priority {
+        /// The lease that the request would become.
+        lease: LeaseId,
+        /// The new priority.
+        priority: i32,
     },
 }
 

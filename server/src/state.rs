@@ -105,8 +105,16 @@ pub(crate) enum StateError {
         /// The reason.
         reason: String,
     },
+    /// The file of tenants is damaged.
+    #[error("{} is damaged ({reason}); restore it, or delete it: tenants with valid tokens are then added again, without guarantees, limits and weights", path.display())]
+    DamagedTenants {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the content.
+        reason: String,
+    },
     /// The records of tenants cannot be written.
-    #[error("cannot write {}: {reason}; nothing was changed", path.display())]
+    #[error("cannot write {}: {reason}; free some space or correct the permissions, and repeat the command", path.display())]
     Unwritten {
         /// The file.
         path: PathBuf,

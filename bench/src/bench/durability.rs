@@ -82,10 +82,13 @@ const MORE_FIGURES: [(&str, &str); 8] = [
         "the same, if they share the state, s",
     ),
     // With few marks in a turn, the longest.
-    ("stall_p99_ms", "held up by a mark, 99th percentile, ms"),
+    (
+        "stall_p99_ms",
+        "longest read between commits, beyond the median, ms",
+    ),
     (
         "off_stall_p99_ms",
-        "the same without snapshots, each 2 s, ms",
+        "longest read in 2 s without snapshots, beyond the median, ms",
     ),
     ("journal_mib", "ops kept by the client at most, MiB"),
     ("detect_ms", "from kill of the worker to the event, ms"),
@@ -320,7 +323,7 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
                 training.run_until_commits(UNTIL_SHARED)?;
             }
             let timed = context.full_or_quick(TIMED, Duration::from_millis(100));
-            training.timed(timed)
+            training.timed(timed, *is_durable)
         }
         DurabilityTurn::Kill {
             url,

@@ -91,6 +91,10 @@ impl Engine {
             let free = free.flatten().collect();
             return self.pool.hold_back(id, free);
         }
+        if lease.is_reclaimed {
+            // It waits behind others, perhaps for long.
+            return;
+        }
         if matches!(lease.standing, Standing::Resuming { .. }) {
             let places = self.waiting_places(id, lease).into_iter();
             let free = places.flat_map(|(part, worker)| {

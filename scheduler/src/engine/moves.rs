@@ -165,13 +165,14 @@ impl Engine {
             true => HeldCounts::default(),
             false => self.held_counts(),
         };
-        let is_reclaimed = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_reclaimed);
-        let (reclaimed, others): (Vec<_>, Vec<_>) =
-            without_devices.into_iter().partition(is_reclaimed);
-        for id in others {
-            self.go_on_or_wait(id, &held);
+        let mut later = Vec::new();
+        for id in without_devices {
+            match self.yields(id) {
+                true => later.push(id),
+                false => drop(self.go_on_or_wait(id, &held)),
+            }
         }
-        self.go_on_with_reclaimed(reclaimed, &held);
+        self.go_on_after_guaranteed(later, &held);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {

@@ -4,14 +4,16 @@
 //! The leases of a tenant count towards its guarantee in the order of their grants; those beyond it are
 //! *borrowed*. A borrowed lease is suspended if it could go on later, so not if it is not durable or has no
 //! snapshots, and not before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as
-//! many leases are suspended as the request needs, or none; the fewest, and among these the ones with the
-//! fewest devices, of the tenants that have most by weight, the latest first.
+//! many leases are suspended as the request needs, or none; the fewest, and of single leases that are enough
+//! the smallest, then one of the tenant with the largest share by weight, then the latest.
 //!
-//! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those within.
+//! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those within. Nothing is
+//! reclaimed that a lease would get which comes before these requests, as one that was lost does.
 //!
 //! No two leases take each other's place in turn: what a reclaimed lease gives up goes to a request within a
 //! guarantee, whose lease is not borrowed while its tenant's guarantee stays. So each reclaim lowers the number
-//! of devices that tenants are promised and wait for, and nothing but new demand or a changed policy raises it.
+//! of devices that tenants are guaranteed and wait for, and nothing but new demand or a changed policy raises
+//! it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,20 +21,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::handover::HeldCounts;
-use crate::device::Demand;
+use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
-use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, TenantName, TenantPolicy};
 use crate::time::Timestamp;
 
-/// A lease that could be suspended for a request.
+/// A borrowed lease that could be suspended.
+pub(super) struct Borrowed {
+    lease: LeaseId,
+    tenant: TenantName,
+    devices: BTreeSet<DeviceRef>,
+    /// The time from which it may be suspended.
+    ripe_at: Timestamp,
+    /// The share of its tenant, by weight, as bits: those of a share that is not negative have its order.
+    share: u64,
+    granted_at: Timestamp,
+}
+
+/// A borrowed lease that has devices which a request could get.
 struct Victim {
     lease: LeaseId,
-    /// Its devices that the request could get.
-    devices: BTreeSet<DeviceRef>,
-    /// The share of its tenant, by weight, as bits: those of a share that is not negative have its order.
+    /// The number of these devices.
+    useful: usize,
+    /// The number of all its devices.
+    all: usize,
     share: u64,
     granted_at: Timestamp,
 }
@@ -42,264 +55,209 @@ impl Engine {
     /// Returns whether it has suspended some.
     pub(super) fn reclaim(&mut self) -> bool {
         self.reclaim_at = None;
-        let mut has_suspended = false;
+        let waiting = self.guaranteed_requests();
+        if waiting.is_empty() || self.awaits_claims() {
+            return false;
+        }
         let (mut coming, mut used) = (self.pool.coming(), self.used_by_tenants());
-        for (lease, tenant, demand) in self.guaranteed_requests() {
+        let mut borrowed = self.borrowed_leases();
+        let mut has_suspended = false;
+        for (lease, tenant, demand) in waiting {
             let may_have = self.may_have(&used, &tenant, &demand);
             let held = self.pool.held_back_for(lease);
             let fits = |device_ref: &&DeviceRef| may_have.contains(device_ref);
-            let mut for_request: Vec<_> = coming.keys().filter(fits).copied().collect();
+            let mut provided: Vec<_> = coming.keys().filter(fits).copied().collect();
             let wanted = (demand.devices as usize).saturating_sub(held.len());
-            for_request.truncate(wanted);
-            let missing = wanted - for_request.len();
-            let Some(victims) = self.victims(&tenant, &may_have, missing) else {
+            provided.truncate(wanted);
+            let missing = wanted - provided.len();
+            let Some(victims) = self.victims(&borrowed, &tenant, &may_have, missing) else {
                 continue;
             };
-            coming.retain(|device_ref, _| !for_request.contains(device_ref));
+            coming.retain(|device_ref, _| !provided.contains(device_ref));
             let mut freed = Vec::new();
             for victim in victims {
-                freed.extend(victim.devices);
-                self.suspend_borrowed(victim.lease);
-                has_suspended = true;
+                let at = borrowed.iter().position(|it| it.lease == victim);
+                let Some(victim) = at.map(|at| borrowed.remove(at)) else {
+                    continue;
+                };
+                if self.suspend_borrowed(victim.lease) {
+                    has_suspended = true;
+                    freed.extend(victim.devices.intersection(&may_have));
+                }
             }
             // The next request may use what this one does not need.
             let left_over = freed.split_off(missing.min(freed.len()));
-            let provided = [held, for_request, freed].concat();
-            self.count(&mut used, tenant, &provided);
-            let left_over = left_over.into_iter();
-            coming.extend(left_over.map(|device_ref| (device_ref, false)));
+            coming.extend(left_over.into_iter().map(|device_ref| (device_ref, false)));
+            self.count(&mut used, tenant, &[held, provided, freed].concat());
         }
         has_suspended
     }
 
-    /// Has reclaimed leases go on for which there are devices that no request within a guarantee needs.
-    pub(super) fn go_on_with_reclaimed(&mut self, mut reclaimed: Vec<LeaseId>, held: &HeldCounts) {
-        loop {
-            self.arrange_queue(&self.used_by_tenants());
-            self.drop_holds(|_| true);
-            reclaimed
-                .iter()
-                .for_each(|id| self.pool.drop_held_back(*id));
-            self.hold_back_for_guaranteed();
-            let before = reclaimed.len();
-            reclaimed.retain(|id| !self.go_on_or_wait(*id, held));
-            if reclaimed.len() == before {
-                return;
-            }
-            // Its tenant has more now, so other requests may be within the guarantee.
-        }
+    /// Returns whether the tenants of some leases are not known yet, as their clients have not attached since
+    /// the scheduler started. These may be within guarantees that other requests of the tenants use, too.
+    fn awaits_claims(&mut self) -> bool {
+        let until = self.leases.adopt_until();
+        let is_soon = self.now < until;
+        let awaits = is_soon && self.leases.iter().any(|(_, lease)| lease.tenant.is_none());
+        self.reclaim_at = awaits.then_some(until);
+        awaits
     }
 
-    /// Drops what is held back for requests that are not within guarantees any more. Returns whether
-    /// something was.
-    pub(super) fn drop_stale_holds(&mut self) -> bool {
-        let before = self.pool.held_back_count();
-        self.drop_holds(|queued| !queued.is_guaranteed);
-        self.pool.held_back_count() < before
-    }
-
-    fn drop_holds(&mut self, is_dropped: impl Fn(&QueuedRequest) -> bool) {
-        for queued in self.queue.iter().filter(|queued| is_dropped(queued)) {
-            self.pool.drop_held_back(queued.lease);
-        }
-    }
-
-    /// Holds back the free devices of requests within guarantees for which there will be enough once others
-    /// are released, so that nothing else takes them meanwhile.
-    fn hold_back_for_guaranteed(&mut self) {
-        let (mut coming, mut used) = (self.pool.coming(), self.used_by_tenants());
-        for (lease, tenant, demand) in self.guaranteed_requests() {
-            let may_have = self.may_have(&used, &tenant, &demand);
-            let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
-            let for_request = coming.iter().filter(fits).map(|(at, free)| (*at, *free));
-            let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
-            let wanted = demand.devices as usize;
-            if free.len() + ending.len() < wanted {
-                continue;
-            }
-            let free = free.into_iter().map(|(device_ref, _)| device_ref);
-            let free: Vec<_> = free.collect();
-            let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
-            let missing = wanted.saturating_sub(free.len());
-            let held = self.pool.choose(&free, wanted).unwrap_or(free);
-            let taken: Vec<_> = held.iter().copied().chain(ending.take(missing)).collect();
-            for device_ref in &taken {
-                coming.remove(device_ref);
-            }
-            self.count(&mut used, tenant, &taken);
-            self.pool.hold_back(lease, held);
-        }
-    }
-
-    /// Returns the requests that wait and are within their tenants' guarantees, in order.
-    fn guaranteed_requests(&self) -> Vec<(LeaseId, TenantName, Demand)> {
-        let waiting = self.queue.iter().filter(|waiting| waiting.is_guaranteed);
-        waiting
-            .map(|it| (it.lease, it.tenant.clone(), it.demand.clone()))
-            .collect()
-    }
-
-    /// Returns the devices that a request of a tenant could get if they were free.
-    fn may_have(
-        &self,
-        used: &BTreeMap<TenantName, Amounts>,
-        tenant: &TenantName,
-        demand: &Demand,
-    ) -> BTreeSet<DeviceRef> {
-        let none = Amounts::default();
-        let used = used.get(tenant).unwrap_or(&none);
-        let limit = self.policy.get(tenant).map(|policy| &policy.limit);
-        self.pool.usable(|device| {
-            demand.accepts(device)
-                && limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
-        })
-    }
-
-    /// Counts devices as those of a tenant.
-    fn count(
-        &self,
-        used: &mut BTreeMap<TenantName, Amounts>,
-        tenant: TenantName,
-        devices: &[DeviceRef],
-    ) {
-        let devices = devices.iter().filter_map(|it| self.pool.device(*it));
-        let devices = Amounts::of(devices);
-        used.entry(tenant).or_default().add(&devices);
-    }
-
-    /// Returns the leases to suspend for a tenant that is missing so many of these devices, or `None` if that cannot be done
-    /// now. Sets the time at which a lease may be suspended that has not run for long enough.
+    /// Returns the leases to suspend for a tenant that is missing so many of these devices, or `None` if that
+    /// cannot be done now. Sets the time at which it can, as leases have run for long enough by then.
     fn victims(
         &mut self,
+        borrowed: &[Borrowed],
         tenant: &TenantName,
         may_have: &BTreeSet<DeviceRef>,
         missing: usize,
-    ) -> Option<Vec<Victim>> {
+    ) -> Option<Vec<LeaseId>> {
         if missing == 0 {
             return Some(Vec::new());
         }
-        let mut candidates = Vec::new();
-        let mut young = Vec::new();
-        for id in self.borrowed_leases(tenant) {
-            let Some(victim) = self.victim(id, may_have) else {
-                continue;
+        let candidates = borrowed.iter().filter(|it| it.tenant != *tenant);
+        let candidates = candidates.filter_map(|it| {
+            let useful = it.devices.intersection(may_have).count();
+            let victim = Victim {
+                lease: it.lease,
+                useful,
+                all: it.devices.len(),
+                share: it.share,
+                granted_at: it.granted_at,
             };
-            let ripe_at = self.ripe_at(id);
-            if ripe_at > self.now {
-                young.push((ripe_at, victim.devices.len()));
-            } else {
-                candidates.push(victim);
-            }
+            (useful > 0).then_some((it.ripe_at, victim))
+        });
+        let (young, ripe): (Vec<_>, Vec<_>) =
+            candidates.partition(|(ripe_at, _)| *ripe_at > self.now);
+        let ripe: Vec<_> = ripe.into_iter().map(|(_, victim)| victim).collect();
+        let mut all: usize = ripe.iter().map(|victim| victim.useful).sum();
+        if all >= missing {
+            return Some(fewest(ripe, missing));
         }
-        let ripe: usize = candidates.iter().map(|victim| victim.devices.len()).sum();
-        if ripe >= missing {
-            return Some(fewest(candidates, missing));
-        }
+        let young = young
+            .iter()
+            .map(|(ripe_at, victim)| (*ripe_at, victim.useful));
+        let mut young: Vec<_> = young.collect();
         young.sort_unstable();
-        let mut all = ripe;
-        for (ripe_at, devices) in young {
-            all += devices;
-            if all >= missing {
-                let earliest = self.reclaim_at.map_or(ripe_at, |at| at.min(ripe_at));
-                self.reclaim_at = Some(earliest);
-                break;
-            }
-        }
+        let enough = young.into_iter().find(|(_, useful)| {
+            all += useful;
+            all >= missing
+        });
+        let earliest = self.reclaim_at.into_iter().chain(enough.map(|(at, _)| at));
+        self.reclaim_at = earliest.min();
         None
     }
 
-    /// Returns the time from which a lease may be suspended for another tenant.
-    fn ripe_at(&self, id: LeaseId) -> Timestamp {
-        let lease = self.leases.get(id);
-        let since = lease.map_or(self.now, |lease| lease.running_since);
-        since + self.options.min_run_time
-    }
-
-    /// Returns the leases of other tenants that are beyond the guarantee of their tenant.
-    fn borrowed_leases(&self, for_tenant: &TenantName) -> Vec<LeaseId> {
+    /// Returns the borrowed leases that could be suspended, apart from devices that a lease would get which
+    /// waits and comes before all requests.
+    pub(super) fn borrowed_leases(&self) -> Vec<Borrowed> {
         let mut by_tenant = BTreeMap::<&TenantName, Vec<(Timestamp, LeaseId, &Lease)>>::new();
         for (id, lease) in self.leases.iter() {
-            let other = lease.tenant.as_ref().filter(|it| *it != for_tenant);
-            if let Some(tenant) = other.filter(|_| lease.counts()) {
+            if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
                 let of_tenant = by_tenant.entry(tenant).or_default();
                 of_tenant.push((lease.granted_at, id, lease));
             }
         }
-        let default = TenantPolicy::default();
+        let (default, pool) = (TenantPolicy::default(), self.pool.amounts());
+        let needed = self.needed_by_leases();
         let mut borrowed = Vec::new();
         for (tenant, mut leases) in by_tenant {
             leases.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
             let policy = self.policy.get(tenant).unwrap_or(&default);
-            let mut used = Amounts::default();
-            for (_, id, lease) in leases {
-                match policy.guarantees(&used, &lease.charge) {
-                    true => used.add(&lease.charge),
-                    false => borrowed.push(id),
+            let (mut guaranteed, mut used) = (Amounts::default(), Amounts::default());
+            let mut beyond = Vec::new();
+            for (granted_at, id, lease) in leases {
+                used.add(&lease.charge);
+                match policy.guarantees(&guaranteed, &lease.charge) {
+                    true => guaranteed.add(&lease.charge),
+                    false => beyond.push((granted_at, id, lease)),
                 }
             }
+            let share = used.weighted_share(&pool, policy.weight).to_bits();
+            let suspendable = beyond.into_iter().filter(|(_, id, lease)| {
+                let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
+                runs && self.check_suspend(*id, Suspender::Administrator).is_ok()
+            });
+            borrowed.extend(suspendable.map(|(granted_at, lease_id, lease)| Borrowed {
+                lease: lease_id,
+                tenant: tenant.clone(),
+                devices: self.without_needed(lease, &needed),
+                ripe_at: lease.running_since + self.options.min_run_time,
+                share,
+                granted_at,
+            }));
         }
         borrowed
     }
 
-    /// Returns a borrowed lease as one that could be suspended, if it could, and has such devices.
-    fn victim(&self, id: LeaseId, may_have: &BTreeSet<DeviceRef>) -> Option<Victim> {
-        let lease = self.leases.get(id)?;
-        if lease.standing != Standing::Running || lease.rejoin_by.is_some() {
-            return None;
-        }
-        let devices = lease.lease_devices.keys().copied();
-        let devices: BTreeSet<_> = devices.filter(|it| may_have.contains(it)).collect();
-        let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
-        if devices.is_empty() || !can_suspend() {
-            return None;
-        }
-        let tenant = lease.tenant.as_ref()?;
-        let used = self.used_by_tenants().remove(tenant).unwrap_or_default();
-        let weight = self.policy.get(tenant).map_or(1, |policy| policy.weight);
-        Some(Victim {
-            lease: id,
-            devices,
-            share: used.weighted_share(&self.pool.amounts(), weight).to_bits(),
-            granted_at: lease.granted_at,
-        })
+    /// Returns what devices must be like for leases to go on that wait and come before all requests.
+    pub(crate) fn needed_by_leases(&self) -> Vec<Requirement> {
+        let waiting = self.leases_without_devices().into_iter();
+        let waiting = waiting.filter(|id| !self.yields(*id) && self.attached_owner(*id).is_some());
+        let waiting = waiting.filter_map(|id| self.leases.get(id));
+        let needed = waiting.flat_map(|lease| {
+            let parts = match lease.standing {
+                Standing::Resuming { .. } => &lease.parts[..],
+                Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => &[],
+            };
+            let parts = parts.iter().map(|part| part.requirement.clone());
+            let lost = lease.lost().and_then(|_| lease.requirement_elsewhere());
+            parts.chain(lost).collect::<Vec<_>>()
+        });
+        needed.collect()
     }
 
-    /// Suspends a borrowed lease, which goes on once there are devices for it again.
-    fn suspend_borrowed(&mut self, id: LeaseId) {
-        self.suspend(id, Suspender::Administrator);
-        self.resume_suspended(id, Suspender::Administrator);
+    fn without_needed(&self, lease: &Lease, needed: &[Requirement]) -> BTreeSet<DeviceRef> {
+        let is_needed = |device: &DeviceSpec| needed.iter().any(|it| it.accepts(device));
+        let devices = lease.lease_devices.keys().copied();
+        devices
+            .filter(|it| self.pool.device(*it).is_some_and(|it| !is_needed(it)))
+            .collect()
+    }
+
+    /// Suspends a borrowed lease, which goes on once there are devices for it again. Returns whether that is
+    /// done: the snapshots of another lease may have taken the room for those of this one.
+    fn suspend_borrowed(&mut self, id: LeaseId) -> bool {
+        let by = Suspender::Administrator;
+        if self.check_suspend(id, by).is_err() {
+            return false;
+        }
+        self.suspend(id, by);
+        self.resume_suspended(id, by);
         if let Some(lease) = self.leases.get_mut(id) {
             lease.is_reclaimed = true;
         }
         self.report_standing(id);
+        true
     }
 }
 
-/// Returns the fewest of these leases that have `missing` devices together, which all have. Of several such
-/// sets, one without devices that are not needed is preferred, then the leases of tenants with larger shares,
-/// then later ones.
-fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
+impl Borrowed {
+    /// Returns the number of its devices that a request of a tenant could get.
+    pub(super) fn useful_for(&self, tenant: &TenantName, may_have: &BTreeSet<DeviceRef>) -> usize {
+        match self.tenant == *tenant {
+            true => 0,
+            false => self.devices.intersection(may_have).count(),
+        }
+    }
+}
+
+/// Returns the fewest of these leases that have `missing` useful devices together, which all have.
+fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
     candidates.sort_by_key(|victim| {
         let by_merit = (Reverse(victim.share), Reverse(victim.granted_at));
-        (victim.devices.len(), by_merit, victim.lease)
+        (victim.useful, victim.all, by_merit, victim.lease)
     });
     let mut chosen = Vec::new();
     let mut left = missing;
-    while left > 0 {
-        // The smallest that is enough alone, or else the largest.
-        let enough = candidates.iter().position(|it| it.devices.len() >= left);
-        let at = enough.unwrap_or_else(|| {
-            let most = candidates.last().map(|victim| victim.devices.len());
-            let first = candidates.iter();
-            let mut first = first.map(|victim| Some(victim.devices.len()));
-            first.position(|count| count == most).unwrap_or_default()
-        });
-        if at >= candidates.len() {
-            break;
-        }
+    while left > 0 && !candidates.is_empty() {
+        // The smallest that is enough alone, or else the first of the largest.
+        let most = candidates.last().map_or(0, |victim| victim.useful);
+        let wanted = left.min(most);
+        let at = candidates.partition_point(|victim| victim.useful < wanted);
         let victim = candidates.remove(at);
-        left = left.saturating_sub(victim.devices.len());
-        chosen.push(victim);
+        left = left.saturating_sub(victim.useful);
+        chosen.push(victim.lease);
     }
     chosen
 }
@@ -307,23 +265,22 @@ fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{at, device_ref};
+    use crate::tests::at;
 
-    /// Asserts which leases are suspended. `victims` have the number of devices, the share, and the time of
-    /// the grant of each; its number is the lease's.
+    /// Asserts which leases are suspended. `victims` have the number of devices, of which all are useful, the
+    /// share, and the time of the grant of each; its number is the lease's.
     #[track_caller]
-    fn check(victims: &[(u32, f64, u64)], missing: usize, expected: &[u64]) {
-        let victims = (0..).zip(victims).map(|(id, (count, share, granted_at))| {
-            let devices = (0..*count).map(|index| device_ref(id, index));
-            Victim {
-                lease: LeaseId(id),
-                devices: devices.collect(),
-                share: share.to_bits(),
-                granted_at: at(*granted_at),
-            }
+    fn check(victims: &[(usize, f64, u64)], missing: usize, expected: &[u64]) {
+        let victims = (0..).zip(victims);
+        let victims = victims.map(|(id, (count, share, granted_at))| Victim {
+            lease: LeaseId(id),
+            useful: *count,
+            all: *count,
+            share: share.to_bits(),
+            granted_at: at(*granted_at),
         });
         let chosen = fewest(victims.collect(), missing);
-        let chosen: Vec<_> = chosen.iter().map(|victim| victim.lease.0).collect();
+        let chosen: Vec<_> = chosen.iter().map(|lease| lease.0).collect();
         assert_eq!(chosen, expected);
     }
 
@@ -347,5 +304,17 @@ mod tests {
         check(&[(1, 0.5, 3), (1, 0.5, 7), (1, 0.5, 5)], 1, &[1]);
         check(&[(1, 0.5, 7), (1, 0.5, 7)], 1, &[0]);
         check(&[(2, 0.2, 9), (2, 0.5, 0), (2, 0.4, 9)], 4, &[1, 2]);
+    }
+
+    #[test]
+    fn a_lease_with_other_devices_is_spared() {
+        let victim = |lease, all| Victim {
+            lease: LeaseId(lease),
+            useful: 1,
+            all,
+            share: 0,
+            granted_at: at(0),
+        };
+        assert_eq!(fewest(vec![victim(1, 8), victim(2, 1)], 1), [LeaseId(2)]);
     }
 }

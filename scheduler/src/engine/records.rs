@@ -90,6 +90,8 @@ impl Engine {
         let outdated = std::mem::replace(lease, later);
         lease.lease_devices = outdated.lease_devices;
         lease.recover_within = outdated.recover_within;
+        (lease.tenant, lease.charge) = (outdated.tenant, outdated.charge);
+        lease.granted_at = outdated.granted_at;
         let unclaimed = lease.set_devices(&claim.lease_devices);
         let workers = lease.workers();
         self.end_grants(id, unclaimed);

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tensord_proto::ids::LeaseId;
+
 use super::Engine;
 use crate::command::Command;
 use crate::device::Durability;
 use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
-use crate::reason::RefuseReason;
+use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::{Amounts, Ranked, TenantName, order};
 
 impl Engine {
@@ -36,6 +38,18 @@ impl Engine {
         }
         self.queue.push(waiting);
         self.arranged_for = None;
+    }
+
+    /// Ends a lease, or refuses a request that waits.
+    pub(super) fn end_by_administrator(&mut self, lease: LeaseId) {
+        let waiting = self.queue.iter().find(|waiting| waiting.lease == lease);
+        let waiting = waiting.map(|waiting| (waiting.client, waiting.request));
+        let Some((client, request)) = waiting else {
+            return self.end_lease(lease, Some(EndReason::ByAdministrator));
+        };
+        self.queue.remove(client, request);
+        self.arranged_for = None;
+        self.refuse(client, request, RefuseReason::ByAdministrator);
     }
 
     /// Grants or refuses every pending request that can be decided now.
@@ -81,8 +95,19 @@ impl Engine {
         self.arranged_for = Some(used);
     }
 
+    /// Puts the requests in order if something has changed on which the order depends.
+    pub(super) fn arrange_if_changed(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let used = self.used_by_tenants();
+        if self.pool.is_changed() || self.arranged_for.as_ref() != Some(&used) {
+            self.arrange_queue(&used);
+        }
+    }
+
     /// Puts the requests in the order in which they get devices, if the tenants have `used`.
-    pub(super) fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
+    fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
         // Many requests are for the same kinds.
         let mut kinds = BTreeMap::<_, BTreeSet<&str>>::new();
         let pool = &self.pool;

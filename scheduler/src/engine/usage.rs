@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use crate::device::DeviceSpec;
 use crate::lease::Standing;
-use crate::tenants::{Amounts, Policy, TenantName};
+use crate::queue::QueuedRequest;
+use crate::tenants::{Amounts, Policy, TenantCounts, TenantName};
 
 impl Engine {
     /// Returns what the tenants of the pool are promised and may have.
@@ -34,18 +36,22 @@ impl Engine {
         self.pool.amounts()
     }
 
-    /// Returns the number of a tenant's leases.
-    pub fn leases_of_tenant(&self, tenant: &str) -> usize {
-        let leases = self.leases.iter();
-        let own =
-            leases.filter(|(_, it)| it.tenant.as_ref().is_some_and(|it| it.as_str() == tenant));
-        own.count()
-    }
-
-    /// Returns the number of a tenant's requests that wait.
-    pub fn requests_of_tenant(&self, tenant: &str) -> usize {
-        let requests = self.queue.iter();
-        requests.filter(|it| it.tenant.as_str() == tenant).count()
+    /// Returns the numbers of leases and requests of each tenant that has some.
+    pub fn counts_by_tenant(&self) -> BTreeMap<TenantName, TenantCounts> {
+        let mut counts = BTreeMap::<TenantName, TenantCounts>::new();
+        for (_, lease) in self.leases.iter() {
+            if let Some(tenant) = &lease.tenant {
+                let of_tenant = counts.entry(tenant.clone()).or_default();
+                match lease.counts() {
+                    true => of_tenant.leases += 1,
+                    false => of_tenant.suspended += 1,
+                }
+            }
+        }
+        for queued in self.queue.iter() {
+            counts.entry(queued.tenant.clone()).or_default().requests += 1;
+        }
+        counts
     }
 
     /// Counts the devices that a lease has now.
@@ -59,6 +65,19 @@ impl Engine {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.charge = charge;
         }
+    }
+
+    /// Returns whether a request cannot be granted while its tenant has what it has, as the tenant would have
+    /// more than its limit.
+    pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
+        let policy = self.policy.get(&queued.tenant);
+        let used = self.used_by_tenants().remove(&queued.tenant);
+        let (used, demand) = (used.unwrap_or_default(), &queued.demand);
+        policy.is_some_and(|policy| {
+            let limit = &policy.limit;
+            let allows = |device: &DeviceSpec| limit.allows(&used, device, demand.devices);
+            self.pool.offers(demand, allows) < demand.devices as usize
+        })
     }
 
     /// Returns whether a lease that was suspended and resumed must not get as many devices as it had now, as

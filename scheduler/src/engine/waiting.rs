@@ -7,7 +7,6 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::device::{DeviceSpec, Requirement};
 use crate::lease::{Lease, Standing};
-use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
 use crate::waiting::{NeededDevices, Waiter, Waiting};
@@ -21,15 +20,15 @@ impl Engine {
             let lease = self.leases.get(*id);
             lease.is_some_and(|it| !matches!(it.standing, Standing::Suspended { .. }))
         };
-        let is_reclaimed = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_reclaimed);
-        let (reclaimed, leases): (Vec<_>, Vec<_>) = leases.filter(waits).partition(is_reclaimed);
+        let (later, leases): (Vec<_>, Vec<_>) =
+            leases.filter(waits).partition(|id| self.yields(*id));
         let requests = |is_guaranteed| {
             let requests = self.queue.iter();
             let requests = requests.filter(move |queued| queued.is_guaranteed == is_guaranteed);
             requests.map(|queued| queued.lease)
         };
         let first = leases.into_iter().chain(requests(true));
-        first.chain(reclaimed).chain(requests(false)).collect()
+        first.chain(later).chain(requests(false)).collect()
     }
 
     /// Returns what a lease or request waits for; `None` if there is none with this id that waits.
@@ -155,11 +154,7 @@ impl Engine {
             lease: queued.lease,
             client: Some(queued.client),
             tenant: Some(queued.tenant.clone()),
-            // It would have been granted otherwise.
-            is_at_limit: matches!(
-                self.pool.assess(queued.lease, demand, |_| true),
-                Feasibility::Fits(_)
-            ),
+            is_at_limit: self.is_at_limit(queued),
             waiter: Waiter::Request {
                 demand: demand.clone(),
                 since: queued.since,

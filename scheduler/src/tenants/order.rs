@@ -27,7 +27,16 @@ impl Ranked<'_> {
         used.add_devices(kind.copied(), count.into(), memory_bytes);
     }
 
-    /// Returns whether its tenant, which has `used`, is promised the devices.
+    /// Counts the devices of a request of several kinds as some of each, so that the guarantees of all are
+    /// used up.
+    fn charge_all_kinds(&self, used: &mut Amounts) {
+        for kind in self.kinds.iter().filter(|_| self.kinds.len() > 1) {
+            let count = u64::from(self.demand.devices);
+            *used.devices.entry((*kind).to_owned()).or_default() += count;
+        }
+    }
+
+    /// Returns whether its tenant, which has `used`, is guaranteed the devices.
     fn is_guaranteed(&self, policy: &TenantPolicy, used: &Amounts) -> bool {
         let has_room = |kind: &&str| {
             let most = policy.guaranteed.get(*kind).copied().unwrap_or_default();
@@ -77,6 +86,7 @@ pub(crate) fn order(
         });
         if request.is_guaranteed(tenant.policy, &tenant.used) {
             request.charge(&mut tenant.used);
+            request.charge_all_kinds(&mut tenant.used);
             guaranteed
                 .entry(request.tenant)
                 .or_default()
@@ -291,7 +301,7 @@ mod tests {
     fn a_request_of_any_kind_is_guaranteed_only_if_each_kind_is() {
         let requests = [("a", 0, 1, CUDA), ("b", 0, 1, BOTH), ("b", 0, 1, CUDA)];
         check(&[("b", 1, 8, &[])], &requests, &[-3, 1, 2]);
-        // Without a device that it could get, nothing is promised.
+        // Without a device that it could get, nothing is guaranteed.
         check(&[("b", 1, 8, &[])], &[("b", 0, 1, &[])], &[1]);
     }
 }

@@ -340,6 +340,26 @@ impl World {
         self.send(Event::SuspendLease { lease, by });
     }
 
+    /// An administrator ends a lease that was granted at some time, or refuses a request that waits.
+    pub(super) fn end_lease(&mut self, nth: usize) {
+        let waiting = self.waiting.get(nth).map(|waiting| waiting.lease);
+        let lease = waiting.unwrap_or_else(|| self.lease_of_any_client(nth));
+        if let Some(leases) = &mut self.leases {
+            leases.remove(&lease);
+        }
+        self.send(Event::EndLease { lease });
+    }
+
+    /// An administrator changes the priority of a request that waits.
+    pub(super) fn set_priority(&mut self, nth: usize, priority: i32) {
+        let waiting = self.waiting.get_mut(nth);
+        let lease = waiting.map_or(LeaseId(0), |waiting| {
+            waiting.priority = priority;
+            waiting.lease
+        });
+        self.send(Event::SetPriority { lease, priority });
+    }
+
     /// An administrator or the client resumes a lease that was granted at some time.
     pub(super) fn resume_lease(&mut self, nth: usize, by: Suspender) {
         let lease = self.lease_of_any_client(nth);

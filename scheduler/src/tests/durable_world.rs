@@ -201,8 +201,12 @@ impl World {
         let memory_bytes = largest.unwrap_or_default();
         let workers = lease.workers();
         let can_keep = |worker: &SimWorker| {
-            let stays = worker.known.as_ref().is_some_and(|it| !it.is_draining());
-            worker.id != own.0 && stays && !worker.unanswered.contains(&id)
+            let known = worker.known.as_ref();
+            let stays = known.is_some_and(|it| !it.is_draining());
+            // The engine knows nothing of leases of a worker that has come back without devices.
+            let has_devices = known.is_some_and(|it| !it.devices.is_empty());
+            let is_ending = has_devices && worker.unanswered.contains(&id);
+            worker.id != own.0 && stays && !is_ending
         };
         let can_run = |worker: &SimWorker| {
             let known = worker.known.as_ref().filter(|known| !known.is_draining());

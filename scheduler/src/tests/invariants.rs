@@ -141,7 +141,11 @@ impl World {
             let shown = &shown[position as usize - 1];
             assert_eq!(shown.lease, waiting.lease);
             assert_eq!(shown.needs[0].suitable.free, fit, "{}", waiting.demand);
-            assert_eq!(shown.is_at_limit, fit >= wanted, "{}", waiting.demand);
+            let offered = self.offered().filter(|device| {
+                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+            });
+            let is_at_limit = offered.count() < wanted;
+            assert_eq!(shown.is_at_limit, is_at_limit, "{}", waiting.demand);
             let Waiter::Request {
                 is_guaranteed: shown,
                 ..
@@ -303,6 +307,10 @@ impl World {
                     (*max, of_client.count() - 1),
                     (MAX_WAITING_PER_CLIENT, *max)
                 );
+            }
+            RefuseReason::ByAdministrator => {
+                let lease = waiting.lease;
+                assert_eq!(*event, Event::EndLease { lease });
             }
             RefuseReason::Cancelled => {
                 let cancelled = ClientEvent::Cancel {

@@ -34,6 +34,13 @@ enum Op {
     MoveLease {
         nth: usize,
     },
+    EndLease {
+        nth: usize,
+    },
+    SetPriority {
+        nth: usize,
+        priority: i32,
+    },
     SuspendLease {
         nth: usize,
         by: Suspender,
@@ -274,6 +281,8 @@ fn worker_op() -> impl Strategy<Value = Op> {
         1 => (worker(), prop::bool::ANY)
             .prop_map(|(worker, is_drained)| Op::Drain { worker, is_drained }),
         1 => (0..64_usize).prop_map(|nth| Op::MoveLease { nth }),
+        1 => (0..64_usize).prop_map(|nth| Op::EndLease { nth }),
+        1 => (0..8_usize, -2..3).prop_map(|(nth, priority)| Op::SetPriority { nth, priority }),
         3 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::SuspendLease { nth, by }),
         4 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::ResumeLease { nth, by }),
         3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
@@ -325,6 +334,8 @@ fn apply(world: &mut World, op: Op) {
         Op::WorkerLeft { worker } => world.worker_left(worker),
         Op::Drain { worker, is_drained } => world.drain(worker, is_drained),
         Op::MoveLease { nth } => world.move_lease_by_command(nth),
+        Op::EndLease { nth } => world.end_lease(nth),
+        Op::SetPriority { nth, priority } => world.set_priority(nth, priority),
         Op::SuspendLease { nth, by } => world.suspend_lease(nth, by),
         Op::ResumeLease { nth, by } => world.resume_lease(nth, by),
         Op::Restorable {

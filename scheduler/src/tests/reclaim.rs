@@ -158,3 +158,83 @@ fn an_administrator_decides_over_a_reclaimed_lease() {
     ];
     check(borrowed_by_client_1().into_iter().chain(steps));
 }
+
+/// It would be ahead of the request otherwise, and get the device back.
+#[test]
+fn a_program_does_not_get_ahead_by_suspending_its_lease() {
+    let by_client = |event: fn(LeaseId, Suspender) -> Event| event(LeaseId(10), Suspender::Client);
+    let suspend = by_client(|lease, by| Event::SuspendLease { lease, by });
+    let resume = by_client(|lease, by| Event::ResumeLease { lease, by });
+    let steps = [
+        (
+            11_001,
+            request_flex(2, 2),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+        ),
+        (11_002, suspend, vec![waits_for(1, 10, &[])]),
+        (11_003, resume, vec![waits_for(1, 10, &[1])]),
+        (11_300, released(1, 10), vec![granted_flex(2, 2)]),
+    ];
+    check(borrowed_by_client_1().into_iter().chain(steps));
+}
+
+/// The lease has not run for long enough. What is free meanwhile is not given to others.
+#[test]
+fn free_devices_are_held_back_until_a_lease_may_be_suspended() {
+    let mut start = borrowed_by_client_1();
+    start[0] = (0, join(1, &[exact(16), exact(16)]), vec![]);
+    let steps = [
+        (3, attach_of("c", 3), vec![]),
+        (3, set_policy([("b", guaranteed(2))]), vec![]),
+        (4, request_kind(2, 2, 2, "flex", 0), vec![queued(2, 2, 1)]),
+        (5, request_flex(3, 3), vec![queued(3, 3, 2)]),
+        (
+            10_001,
+            tick(),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1])],
+        ),
+        (
+            10_300,
+            released(1, 10),
+            vec![
+                granted(2, 2, &[(1, 0, exact(16)), (1, 1, exact(16))]),
+                queued(3, 3, 1),
+            ],
+        ),
+    ];
+    check(start.into_iter().chain(steps));
+}
+
+/// Two requests of any kind are not both within a guarantee of one device of each kind.
+#[test]
+fn requests_of_any_kind_use_up_the_guarantees_of_all_kinds() {
+    let one_of_each = TenantPolicy {
+        guaranteed: kinds(&[("flex", 1), ("cuda", 1)]),
+        ..TenantPolicy::default()
+    };
+    let mut start = borrowed_by_client_1();
+    start[0] = (0, join(1, &[exact(16), cuda(80)]), vec![]);
+    let steps = [
+        (3, attach_of("c", 3), vec![]),
+        (
+            3,
+            request_kind(3, 3, 1, "cuda", 0),
+            vec![granted(3, 3, &[(1, 1, cuda(80))])],
+        ),
+        (3, set_policy([("b", one_of_each)]), vec![]),
+        (4, request(2, 2, 1), vec![queued(2, 2, 1)]),
+        (4, request(2, 4, 1), vec![queued(2, 4, 2)]),
+    ];
+    let engine = check(start.into_iter().chain(steps));
+    let is_guaranteed = [20, 40].map(|id| {
+        let waiting = engine.waiting(LeaseId(id)).expect("it waits");
+        matches!(
+            waiting.waiter,
+            Waiter::Request {
+                is_guaranteed: true,
+                ..
+            }
+        )
+    });
+    assert_eq!(is_guaranteed, [true, false]);
+}

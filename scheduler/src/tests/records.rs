@@ -18,6 +18,9 @@ pub(super) const NEEDS_16_GIB: Requirement = Requirement {
 fn running() -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(1),
+        tenant: Some(TENANT.into()),
+        charge: crate::Amounts::of(&[exact(16)]),
+        is_reclaimed: false,
         epoch: 0,
         durability: Durability::Auto,
         recover_within: None,

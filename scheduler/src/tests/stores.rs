@@ -328,6 +328,9 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
     };
     let record = LeaseRecord {
         owner: ClientId(1),
+        tenant: Some(TENANT.into()),
+        charge: crate::Amounts::of(&[exact(16)]),
+        is_reclaimed: false,
         epoch: 1,
         durability: Durability::Auto,
         recover_within: None,

@@ -141,6 +141,14 @@ impl World {
             let is_guaranteed = is_guaranteed(index, &used);
             if is_guaranteed {
                 self.add_to(&mut used, index);
+                // It uses up the guarantees of all kinds that it could get.
+                let kinds = self.kinds_of(&self.waiting[index]);
+                let waiting = &self.waiting[index];
+                let used = used.entry(tenant_of(waiting.client)).or_default();
+                for kind in kinds.iter().filter(|_| kinds.len() > 1) {
+                    let count = u64::from(waiting.demand.devices);
+                    *used.devices.entry(kind.clone()).or_default() += count;
+                }
                 guaranteed.push(index);
             }
             !is_guaranteed
@@ -256,10 +264,12 @@ impl World {
         let tenant = tenant_of(leases[&id].client);
         let guaranteed = self.policy.get(&tenant).map(|policy| &policy.guaranteed);
         let mut used = BTreeMap::<&str, u32>::new();
-        for (other, lease) in leases
+        let own = leases
             .iter()
-            .filter(|(_, it)| tenant_of(it.client) == tenant)
-        {
+            .filter(|(_, it)| tenant_of(it.client) == tenant);
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|(id, lease)| (lease.granted_at, **id));
+        for (other, lease) in own {
             let lost = lease.lost_until.is_some();
             if lease.is_suspended && !lost {
                 continue;
@@ -321,7 +331,12 @@ impl World {
             is_other && is_ripe && is_running && self.is_borrowed(**id) && can_suspend()
         });
         let devices = borrowed.flat_map(|(_, lease)| &lease.lease_devices);
-        let devices = devices.filter(|device_ref| self.is_usable(**device_ref) && fits(device_ref));
+        // Leases that come before requests would get these.
+        let needed = self.engine.needed_by_leases();
+        let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
+        let devices = devices.filter(|device_ref| {
+            self.is_usable(**device_ref) && fits(device_ref) && !is_needed(device_ref)
+        });
         let devices = devices.count();
         assert!(
             coming >= wanted || devices + coming < wanted,

@@ -176,6 +176,40 @@ fn priorities_order_the_requests_of_one_tenant_only() {
 }
 
 #[test]
+fn an_administrator_changes_priorities_and_ends_what_waits_or_runs() {
+    let lease = |number: u64| LeaseId(number * 10);
+    let end = |number| Event::EndLease {
+        lease: lease(number),
+    };
+    let raise = |number| Event::SetPriority {
+        lease: lease(number),
+        priority: 1,
+    };
+    let steps = [
+        (0, request(8, 4, 1), vec![queued(8, 4, 1)]),
+        (0, request(8, 5, 1), vec![queued(8, 5, 2)]),
+        (0, raise(5), vec![queued(8, 5, 1), queued(8, 4, 2)]),
+        (
+            0,
+            end(5),
+            vec![
+                refused(8, 5, RefuseReason::ByAdministrator),
+                queued(8, 4, 1),
+            ],
+        ),
+        (
+            0,
+            end(1),
+            vec![end_lease(1, 10), ended(8, 10, EndReason::ByAdministrator)],
+        ),
+        // There are none such.
+        (0, end(1), vec![]),
+        (0, raise(1), vec![]),
+    ];
+    check(full_pool().into_iter().chain(steps));
+}
+
+#[test]
 fn a_tenant_at_its_limit_waits_although_devices_are_free() {
     let one = [("cuda", 1)];
     let above = || RefuseReason::TenantLimit {

@@ -132,6 +132,8 @@ pub(super) struct SimLease {
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
     pub(super) is_suspended: bool,
+    /// When it was granted.
+    pub(super) granted_at: u64,
     /// Since when it has its devices.
     pub(super) running_since: u64,
     pub(super) durability: Durability,
@@ -444,6 +446,7 @@ impl World {
                 stored: BTreeMap::new(),
                 lost_until: None,
                 is_suspended: false,
+                granted_at: self.now,
                 running_since: self.now,
                 durability: granted.demand.durability,
                 granted: specs.clone(),

@@ -1,11 +1,12 @@
-//! `tensord lease list`, `move`, `suspend` and `resume`: the leases of a running pool.
+//! `tensord lease`: lists, moves, suspends, resumes and ends the leases of a running pool, and changes the
+//! priorities of requests.
 
 use serde::Serialize;
 use tensord_proto::{
     ids::{ClientId, LeaseId},
     v1::{
-        LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest, ResumeLeaseRequest,
-        ResumedLease, SuspendLeaseRequest,
+        EndLeaseRequest, LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest,
+        ResumeLeaseRequest, ResumedLease, SetPriorityRequest, SuspendLeaseRequest,
     },
 };
 use tensord_transport::PoolUrl;
@@ -93,6 +94,31 @@ async fn execute(url: &PoolUrl, action: LeasesAction) -> Result<String, AdminErr
             let resumed = admin.resume_lease(with_token(request, url)?).await;
             let resumed = into_reply(url, resumed)?;
             Ok(format!("lease {lease} {}\n", resumed_text(&resumed)))
+        }
+        LeasesAction::End { lease } => {
+            let mut admin = admin::connect(url).await?;
+            let request = EndLeaseRequest { lease_id: lease.0 };
+            let ended = admin.end_lease(with_token(request, url)?).await;
+            Ok(match into_reply(url, ended)?.was_request {
+                true => format!("request {lease} is refused\n"),
+                false => format!("lease {lease} is ended\n"),
+            })
+        }
+        LeasesAction::Priority { lease, priority } => {
+            let mut admin = admin::connect(url).await?;
+            let request = SetPriorityRequest {
+                lease_id: lease.0,
+                priority,
+            };
+            let set = admin.set_priority(with_token(request, url)?).await;
+            Ok(match into_reply(url, set)?.position {
+                0 => format!("request {lease} has priority {priority}, and waits no more\n"),
+                position => {
+                    format!(
+                        "request {lease} has priority {priority}, and is at position {position}\n"
+                    )
+                }
+            })
         }
     }
 }

@@ -13,6 +13,7 @@ use self::explanation::explanation;
 use super::{
     admin::{self, error::AdminError, into_reply, with_token},
     leases::{self, non_empty},
+    tenants,
 };
 use crate::{config::QueueConfig, failure::Failure, human, stdout, table};
 
@@ -125,6 +126,7 @@ fn why(id: LeaseId, listed: &WaitingList, json: bool) -> Result<String, AdminErr
         (waiting, lease) if json => Ok(stdout::json(&serde_json::json!({
             "id": id.to_string(),
             "waiting": waiting.map(waiting_json),
+            "tenant": waiting.and_then(|it| it.tenant_info.as_ref()).map(tenants::json_of),
             "lease": lease.map(leases::json_of),
         }))),
         (Some(waiting), _) => Ok(explanation(waiting, listed.count)),

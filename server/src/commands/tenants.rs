@@ -44,7 +44,9 @@ pub(super) struct TenantJson<'a> {
     limit_memory_bytes: Option<u64>,
     used: BTreeMap<&'a str, u32>,
     used_memory_bytes: u64,
+    /// Those that have devices.
     leases: u32,
+    suspended: u32,
     waiting: u32,
     tokens: &'a [String],
     warnings: &'a [String],
@@ -136,6 +138,7 @@ pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
         used: by_kind(kinds_of(tenant.used.as_ref())),
         used_memory_bytes: tenant.used_memory_bytes,
         leases: tenant.leases,
+        suspended: tenant.suspended,
         waiting: tenant.waiting,
         tokens: &tenant.tokens,
         warnings: &tenant.warnings,
@@ -249,9 +252,10 @@ pub(super) mod tests {
             }),
             used_memory_bytes: 240 << 30,
             leases: 2,
+            suspended: 1,
             waiting: 1,
             tokens: vec!["ci".into(), "night".into()],
-            warnings: vec!["tenants are promised 4 cuda in all, and the pool has 3 now".into()],
+            warnings: vec!["tenants are guaranteed 4 cuda in all, and the pool has 3 now".into()],
             ..TenantInfo::default()
         }
     }
@@ -264,9 +268,10 @@ tenant research
   guaranteed 4 cuda
   limit      8 cuda, 2 flex, 640.0 GiB
   has        3 cuda with 240.0 GiB in 2 leases
+  suspended  1 lease
   waiting    1 request
   tokens     ci, night
-  warning    tenants are promised 4 cuda in all, and the pool has 3 now
+  warning    tenants are guaranteed 4 cuda in all, and the pool has 3 now
 ";
         assert_eq!(text_of(&research()), expected);
         let new = TenantInfo {

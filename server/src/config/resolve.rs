@@ -399,6 +399,12 @@ impl Layers<'_> {
             LeaseCommand::Move { lease, admin } => (LeasesAction::Move { lease }, admin),
             LeaseCommand::Suspend { lease, admin } => (LeasesAction::Suspend { lease }, admin),
             LeaseCommand::Resume { lease, admin } => (LeasesAction::Resume { lease }, admin),
+            LeaseCommand::End { lease, admin } => (LeasesAction::End { lease }, admin),
+            LeaseCommand::Priority {
+                lease,
+                priority,
+                admin,
+            } => (LeasesAction::Priority { lease, priority }, admin),
         };
         let admin = self.admin(settings)?;
         Ok(LeasesConfig { admin, action })

@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 
 use tensord_proto::ids::LeaseId;
 use tensord_proto::v1::{
-    ChangeTenantRequest, CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EnrolledDevices,
-    EnrolledWorker, EnrolledWorkers, Error, ErrorCode, LeaseList, ListLeasesRequest,
-    ListTenantsRequest, ListTokensRequest, ListWaitingRequest, ListWorkersRequest, MadeToken,
-    MoveLeaseRequest, MovedLease, RemoveTenantRequest, RemoveWorkerRequest, RemovedTenant,
-    RemovedWorker, ResumeLeaseRequest, ResumedLease, RevokeTokenRequest, Revoked,
-    RotateTokenRequest, SuspendLeaseRequest, SuspendedLease, TenantInfo, TenantList, TokenInfo,
-    TokenList, WaitingList, admin_server::Admin,
+    ChangeTenantRequest, CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EndLeaseRequest,
+    EndedLease, EnrolledDevices, EnrolledWorker, EnrolledWorkers, Error, ErrorCode, LeaseList,
+    ListLeasesRequest, ListTenantsRequest, ListTokensRequest, ListWaitingRequest,
+    ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, PrioritySet, RemoveTenantRequest,
+    RemoveWorkerRequest, RemovedTenant, RemovedWorker, ResumeLeaseRequest, ResumedLease,
+    RevokeTokenRequest, Revoked, RotateTokenRequest, SetPriorityRequest, SuspendLeaseRequest,
+    SuspendedLease, TenantInfo, TenantList, TokenInfo, TokenList, WaitingList, admin_server::Admin,
 };
 use tensord_scheduler::TenantLimit;
 use tensord_transport::{Secret, control};
@@ -233,6 +233,33 @@ impl Admin for Service {
         Ok(Response::new(MovedLease { worker }))
     }
 
+    async fn end_lease(
+        &self,
+        request: Request<EndLeaseRequest>,
+    ) -> Result<Response<EndedLease>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let lease = LeaseId(request.into_inner().lease_id);
+        let ended = self.change_lease(lease, Input::EndLease).await?;
+        match ended.was_request {
+            true => info!(%lease, by = %auth.token, "request is refused"),
+            false => info!(%lease, by = %auth.token, "lease is ended"),
+        }
+        Ok(Response::new(ended))
+    }
+
+    async fn set_priority(
+        &self,
+        request: Request<SetPriorityRequest>,
+    ) -> Result<Response<PrioritySet>, Status> {
+        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let SetPriorityRequest { lease_id, priority } = request.into_inner();
+        let lease = LeaseId(lease_id);
+        let input = |lease, reply| Input::SetPriority(lease, priority, reply);
+        let set = self.change_lease(lease, input).await?;
+        info!(%lease, by = %auth.token, priority, "priority of a request is changed");
+        Ok(Response::new(set))
+    }
+
     async fn suspend_lease(
         &self,
         request: Request<SuspendLeaseRequest>,
@@ -292,15 +319,26 @@ impl Admin for Service {
     ) -> Result<Response<RemovedTenant>, Status> {
         let auth = self.0.admit(&[Role::Admin], &request)?;
         let RemoveTenantRequest { name } = request.into_inner();
+        if let Some(tenant) = self.tenants(Some(name.clone())).await?.first() {
+            let leases = (tenant.leases + tenant.suspended) as usize;
+            let requests = tenant.waiting as usize;
+            if leases + requests > 0 {
+                let in_use = TenantError::HasLeases {
+                    name,
+                    leases,
+                    requests,
+                };
+                return Err(refused(&in_use.into()));
+            }
+        }
         let (tenants, access) = (
             self.0.registries.tenants.clone(),
             self.0.registries.access.clone(),
         );
         let removing = name.clone();
-        let removed = blocking(move || tenants.remove(&removing, &access)).await?;
-        removed.map_err(|e| refused(&e))?;
+        self.change_tenants(move || tenants.remove(&removing, &access))
+            .await?;
         info!(name, by = %auth.token, "tenant removed");
-        self.0.send_to_driver(Input::TenantsChanged).await?;
         Ok(Response::new(RemovedTenant {}))
     }
 }
@@ -356,14 +394,28 @@ impl Service {
             }),
         };
         let (tenants, changing) = (self.0.registries.tenants.clone(), name.clone());
-        let changed = blocking(move || change(&tenants, &changing, parsed)).await?;
-        changed.map_err(|e| refused(&e))?;
+        self.change_tenants(move || change(&tenants, &changing, parsed))
+            .await?;
         info!(name, by = %auth.token, "tenant {what}");
-        self.0.send_to_driver(Input::TenantsChanged).await?;
         let info = self.tenants(Some(name)).await?.into_iter().next();
         // Another administrator may have removed it.
         let gone = || protocol_error("the tenant was removed meanwhile");
         info.map(Response::new).ok_or_else(gone)
+    }
+
+    /// Changes tenants, and has the driver follow that, also if the caller does not wait any more.
+    async fn change_tenants(
+        &self,
+        change: impl FnOnce() -> Result<(), ChangeError> + Send + 'static,
+    ) -> Result<(), Status> {
+        let driver = self.0.driver.clone();
+        let changed = blocking(move || {
+            let changed = change();
+            // An error means that the driver has stopped.
+            let _ = driver.blocking_send(Input::TenantsChanged);
+            changed
+        });
+        changed.await?.map_err(|e| refused(&e))
     }
 
     /// Returns this tenant, or all, with what they have.

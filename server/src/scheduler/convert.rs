@@ -299,7 +299,7 @@ pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
             ErrorCode::Unsatisfiable
         }
         RefuseReason::PoolLimit { .. } | RefuseReason::ClientLimit { .. } => ErrorCode::Limit,
-        RefuseReason::Cancelled => ErrorCode::Cancelled,
+        RefuseReason::Cancelled | RefuseReason::ByAdministrator => ErrorCode::Cancelled,
     };
     Error::new(code, reason.to_string())
 }
@@ -320,7 +320,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerDrains { .. }
         | EndReason::WorkerUnreachable { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
-        EndReason::Reclaimed | EndReason::Unknown => ErrorCode::Lease,
+        EndReason::Reclaimed | EndReason::ByAdministrator | EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
     };
     pool_message(pool_message::Body::Ended(v1::LeaseEnded {

@@ -305,6 +305,12 @@ impl Driver {
             Input::MoveLease(lease, reply) => {
                 let _ = reply.send(self.move_lease(lease));
             }
+            Input::EndLease(lease, reply) => {
+                let _ = reply.send(self.end_lease(lease));
+            }
+            Input::SetPriority(lease, priority, reply) => {
+                let _ = reply.send(self.set_priority(lease, priority));
+            }
             Input::SuspendLease(lease, reply) => {
                 let suspended = self.suspend_lease(lease, Suspender::Administrator);
                 let _ = reply.send(suspended.map(|it| self.recorded(it)));

@@ -74,6 +74,12 @@ impl<Out> OpenStream<Out> {
         }
     }
 
+    /// Returns whether half of the queue of outgoing messages is full, so that messages should be left out
+    /// that the peer can do without.
+    pub(super) fn is_busy(&self) -> bool {
+        self.outgoing.capacity() < OUTGOING_QUEUE / 2
+    }
+
     /// Queues a message.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ pub(crate) use self::{
     registry::{Registry, Tenant, TenantChange, TenantError},
     store::{RedbTenants, TenantStore},
 };
-use super::access::{Access, ChangeError, UnixMillis};
+use super::access::{Access, ChangeError, TokenState, UnixMillis};
 use crate::state::StateError;
 
 /// The tenants of a pool.
@@ -28,8 +28,8 @@ pub(crate) struct Tenants {
 }
 
 impl Tenants {
-    /// Opens the tenants in `store`. Adds those that tokens name and the store does not have: the default
-    /// one at the first start, and all if tokens are older than the store.
+    /// Opens the tenants in `store`. Adds those that valid tokens name and the store does not have: the
+    /// default one at the first start, and all if tokens are older than the store.
     ///
     /// # Errors
     ///
@@ -38,9 +38,12 @@ impl Tenants {
         let mut registry = Registry::new(store.load()?);
         let (tokens, now) = (access.tokens(), UnixMillis::now());
         let mut added = BTreeMap::new();
-        for token in tokens.iter() {
-            // An error means that it is there, or that the pool has as many as it may: its limits are then
-            // those of a new tenant.
+        for token in tokens
+            .iter()
+            .filter(|it| it.state_at(now) == TokenState::Valid)
+        {
+            // `add` fails if the tenant exists, or if the pool has as many as it may. A tenant that is left out
+            // has the policy of a new one.
             if let Ok(tenant) = registry.add(&token.tenant, TenantChange::default(), now) {
                 added.insert(token.tenant.clone(), Some(tenant.clone()));
             }
@@ -91,14 +94,14 @@ impl Tenants {
     /// If there is no such tenant, or `access` has valid tokens of it, or the change cannot be written.
     pub(super) fn remove(&self, name: &str, access: &Access) -> Result<(), ChangeError> {
         self.change(name, |registry| {
-            // No token of the tenant is made meanwhile: that takes the same lock.
-            let tokens = access.tokens().valid_of(name, UnixMillis::now());
-            registry.remove(name, &tokens)?;
+            // Creating a token takes the same lock, so the tenant gets no token meanwhile.
+            let tokens = access.tokens().valid_by_tenant(UnixMillis::now());
+            registry.remove(name, tokens.get(name).map_or(&[], Vec::as_slice))?;
             Ok(None)
         })
     }
 
-    /// Runs `change` while no tenant is removed, if there is one of this name.
+    /// Runs `change` if the tenant exists, which cannot be removed meanwhile.
     ///
     /// # Errors
     ///

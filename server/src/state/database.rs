@@ -4,7 +4,7 @@ use std::{fs::File, io};
 
 use redb::{Builder, Database, backends::FileBackend};
 
-/// Memory for pages of a file. A few hundred bytes an entry are read once, at the start.
+/// Size of the cache of pages. Entries have a few hundred bytes, and are read once, at the start.
 const CACHE_BYTES: usize = 1 << 20;
 
 /// The reason why a database could not be read or written.

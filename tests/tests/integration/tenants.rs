@@ -140,6 +140,12 @@ fn a_priority_orders_the_requests_of_a_tenant() {
         let listed = waiting(&administrator);
         let priorities = listed.iter().map(|it| it["priority"].as_i64());
         assert_eq!(priorities.collect::<Vec<_>>(), [Some(5), Some(0)]);
+        // An administrator may decide otherwise.
+        let id = listed[1]["id"].as_str().unwrap();
+        let text = administrator.run(&["lease", "priority", id, "7"]);
+        let first = format!("request {id} has priority 7, and is at position 1\n");
+        assert_eq!(text, first);
+        administrator.run(&["lease", "priority", id, "-7"]);
         drop(held);
         drop(urgent.join().unwrap());
         drop(early.join().unwrap());
@@ -157,4 +163,37 @@ fn tenants_survive_a_killed_scheduler() {
     let error = administrator.try_run(&["token", "create", "--tenant", "blue"]);
     let error = error.unwrap_err();
     assert!(error.contains("there is no tenant \"blue\""), "{error}");
+}
+
+#[test]
+fn an_administrator_ends_leases_and_requests() {
+    let cluster = Cluster::start(&["flex"]);
+    let administrator = Administrator::of(&cluster);
+    let pool = cluster.pool();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    scope(|scope| {
+        let refused = scope.spawn(|| pool.lease(LeaseRequest::devices(1)).unwrap_err());
+        administrator.wait("the request", || !waiting(&administrator).is_empty());
+        let request = waiting(&administrator).remove(0);
+        let request = request["id"].as_str().unwrap().to_owned();
+        let text = administrator.run(&["lease", "end", &request]);
+        assert_eq!(text, format!("request {request} is refused\n"));
+        let refused = refused.join().unwrap().to_string();
+        let words = "an administrator of the pool has ended the request";
+        assert!(refused.contains(words), "{refused}");
+    });
+    let id = administrator.leases()[0]["lease"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let text = administrator.run(&["lease", "end", &id]);
+    assert_eq!(text, format!("lease {id} is ended\n"));
+    let ended = lease
+        .wait_ended(Duration::from_secs(20))
+        .expect("it has ended");
+    let words = "an administrator of the pool has ended the lease";
+    assert!(ended.contains(words), "{ended}");
+    let error = administrator.try_run(&["lease", "end", &id]).unwrap_err();
+    let words = format!("the pool has no lease or request {id};");
+    assert!(error.contains(&words), "{error}");
 }

@@ -132,7 +132,7 @@ impl Training {
     }
 
     /// Trains for a while, and measures the time of a step, and what marks do.
-    pub(super) fn timed(&mut self, duration: Duration) -> Result<TurnFigures> {
+    pub(super) fn timed(&mut self, duration: Duration, is_durable: bool) -> Result<TurnFigures> {
         let commits_before = self.lease.durability_status().commits;
         let begun = Instant::now();
         let mut reads = Vec::new();
@@ -150,10 +150,9 @@ impl Training {
             // The first steps of a training take longer by themselves.
             if !is_anew {
                 let interval = begun.elapsed().as_millis() / MARK_INTERVAL.as_millis();
-                let interval = if status.commits > 0 {
-                    status.commits
-                } else {
-                    interval as u64
+                let interval = match is_durable {
+                    true => status.commits,
+                    false => interval as u64,
                 };
                 let longest = longest.entry(interval).or_default();
                 *longest = longest.max(read_ms);
@@ -172,7 +171,7 @@ impl Training {
             figures.add("interval_s", trained.as_secs_f64() / commits as f64);
             figures.add("stall_p99_ms", stall);
             figures.add("journal_mib", journal_bytes as f64 / f64::from(1 << 20));
-        } else {
+        } else if !is_durable {
             figures.add("off_stall_p99_ms", stall);
         }
         Ok(figures)

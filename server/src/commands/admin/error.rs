@@ -29,7 +29,7 @@ pub(crate) enum AdminError {
     },
     /// The scheduler did not reply in time.
     #[error(
-        "the scheduler at {address} did not answer within {DEADLINE:?}, so the change may or may not have been made; list the tokens or workers to find out"
+        "the scheduler at {address} did not answer within {DEADLINE:?}, so the change may or may not have been made; list the tokens, workers, tenants or leases to find out"
     )]
     Timeout {
         /// The scheduler's address.

@@ -92,7 +92,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
         true if waiting.reclaimed => {
-            "it goes on before requests beyond guarantees, and after those within"
+            "it goes on after requests within guarantees, and before all other requests"
         }
         true => "leases that are to go on get devices before requests",
         false if waiting.guaranteed => {
@@ -157,7 +157,7 @@ fn holder(tenant: &str, token: &str) -> String {
 fn held_back_text(devices: &DevicesOfLease) -> String {
     let id = LeaseId(devices.lease_id);
     let (count, holder) = (devices.count, holder(&devices.tenant, &devices.token));
-    format!("{count} held back for lease {id}{holder}, which waits for more")
+    format!("{count} held back for lease or request {id}{holder}, which needs more")
 }
 
 /// Returns what may end the wait. One such change may not be enough.
@@ -181,7 +181,7 @@ fn ends_text(waiting: &Waiting) -> String {
         ),
         (
             any(|it| it.held_back),
-            "a lease for which devices are held back goes on elsewhere, or ends",
+            "a lease or request for which devices are held back gets others, or ends",
         ),
         (any(|it| it.ending), "a device is released"),
         (
@@ -215,8 +215,8 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
              lease 000000000000009c of tenant research (token ci) has 4 devices
              lease 000000000000009d of tenant research (token night) has 2 devices
-             1 held back for lease 000000000000009a of tenant research (token ci), which waits for more
-  may end if a lease with suitable devices ends or is suspended, or a lease for which devices are held back goes on elsewhere, or ends, or a device is in service again, or a worker with such devices joins
+             1 held back for lease or request 000000000000009a of tenant research (token ci), which needs more
+  may end if a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
   estimate   none, as a lease may keep its devices for any time
 ";
         assert_eq!(explanation(&listed.waiting[1], listed.count), expected);

@@ -5,9 +5,10 @@
 //! hashes of tokens are kept, not the tokens. A lookup compares a hash with all hashes,
 //! each in constant time, so its duration does not reveal how close a guess was.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use tensord_proto::text::sanitize;
 
 use super::{role::Role, time::UnixMillis};
 
@@ -150,8 +151,10 @@ impl InvalidReason {
 pub(crate) enum TokenError {
     #[error("{what} is {text:?}; it must have 1 to 64 letters, digits and - _ .")]
     Text { what: &'static str, text: String },
-    #[error("the note is longer than {MAX_NOTE_CHARS} characters, or has line breaks")]
-    Note,
+    #[error(
+        "the note has {chars} characters; it may have at most {MAX_NOTE_CHARS}, and no line breaks or other control characters"
+    )]
+    Note { chars: usize },
     #[error("the name {0:?} belongs to an earlier token; choose another name")]
     Taken(String),
     #[error("there is no token {0:?}; `tensord token list` shows all tokens")]
@@ -204,12 +207,17 @@ impl Tokens {
         self.tokens.iter().find(|token| token.name == name)
     }
 
-    /// Returns the names of a tenant's tokens that are valid at `now`.
-    pub(crate) fn valid_of(&self, tenant: &str, now: UnixMillis) -> Vec<String> {
-        let valid = self
+    /// Returns the names of the tokens of each tenant that are valid at `now`.
+    pub(crate) fn valid_by_tenant(&self, now: UnixMillis) -> BTreeMap<String, Vec<String>> {
+        let mut valid = BTreeMap::<String, Vec<String>>::new();
+        for token in self
             .iter()
-            .filter(|token| token.tenant == tenant && token.state_at(now) == TokenState::Valid);
-        valid.map(|token| token.name.clone()).collect()
+            .filter(|it| it.state_at(now) == TokenState::Valid)
+        {
+            let of_tenant = valid.entry(token.tenant.clone()).or_default();
+            of_tenant.push(token.name.clone());
+        }
+        valid
     }
 
     fn get_mut(&mut self, name: &str) -> Result<&mut Token, TokenError> {
@@ -278,8 +286,10 @@ impl Tokens {
                 text,
             });
         }
-        if note.chars().count() > MAX_NOTE_CHARS || note.chars().any(char::is_control) {
-            return Err(TokenError::Note);
+        // What `sanitize` leaves as it is can be printed.
+        if sanitize(&note, MAX_NOTE_CHARS).to_string() != note {
+            let chars = note.chars().count();
+            return Err(TokenError::Note { chars });
         }
         if uses.is_some() && role != Role::Worker {
             return Err(TokenError::Uses(role));

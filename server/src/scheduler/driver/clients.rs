@@ -231,7 +231,12 @@ impl Driver {
         request: RequestId,
         position: u32,
     ) -> Option<Event> {
-        self.send(client, convert::queued(request, position))
+        // Other clients' requests move this one as often as they like. A later position will do.
+        let is_busy = self.clients.get(&client).is_some_and(OpenStream::is_busy);
+        match is_busy {
+            true => None,
+            false => self.send(client, convert::queued(request, position)),
+        }
     }
 
     /// Sends a granted lease to its client. If the client currently gets no leases, refuses

@@ -5,8 +5,9 @@ use tensord_proto::{
     credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
-        ClientMessage, DrainedWorker, Error, LeaseList, PoolMessage, ResumedLease, Revoked,
-        StatusReply, SuspendedLease, TenantInfo, WaitingList, WorkerCommand, WorkerMessage,
+        ClientMessage, DrainedWorker, EndedLease, Error, LeaseList, PoolMessage, PrioritySet,
+        ResumedLease, Revoked, StatusReply, SuspendedLease, TenantInfo, WaitingList, WorkerCommand,
+        WorkerMessage,
     },
 };
 use tensord_scheduler::StreamId;
@@ -66,6 +67,11 @@ pub(in crate::scheduler) enum Input {
     },
     /// A lease is to move. The reply is the name of its new worker, or why it cannot move.
     MoveLease(LeaseId, oneshot::Sender<Result<String, String>>),
+    /// A lease is to end, or a request that waits is to be refused. The reply is an error if there is
+    /// neither.
+    EndLease(LeaseId, oneshot::Sender<Result<EndedLease, String>>),
+    /// The priority of a request that waits is to change. The reply is an error if there is none.
+    SetPriority(LeaseId, i32, oneshot::Sender<Result<PrioritySet, String>>),
     /// A lease is to be suspended. The reply is an error if it cannot be.
     SuspendLease(
         LeaseId,

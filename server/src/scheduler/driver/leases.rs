@@ -1,8 +1,11 @@
-//! What administrators see of leases, and how they move, suspend and resume them.
+//! What administrators see of leases, and how they move, suspend, resume and end them.
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DrainedWorker, LeaseInfo, LeaseList, LeasePlace, ResumedLease, SuspendedLease},
+    v1::{
+        DrainedWorker, EndedLease, LeaseInfo, LeaseList, LeasePlace, PrioritySet, ResumedLease,
+        SuspendedLease,
+    },
 };
 use tensord_scheduler::{Event, LeaseSnapshot, LeasedDevice, Suspender, SuspensionSnapshot};
 
@@ -44,6 +47,48 @@ impl Driver {
         let worker = worker.map_err(|reason| format!("lease {lease} cannot move: {reason}"))?;
         self.apply(Event::MoveLease { lease });
         Ok(worker)
+    }
+
+    /// Ends a lease, or has a request refused that waits.
+    ///
+    /// # Errors
+    ///
+    /// If there is neither.
+    pub(super) fn end_lease(&mut self, lease: LeaseId) -> Result<EndedLease, String> {
+        let is_lease = self.engine.lease(lease).is_some();
+        if !is_lease && self.engine.waiting(lease).is_none() {
+            return Err(format!(
+                "the pool has no lease or request {lease}; `tensord lease list` and `tensord queue` show all"
+            ));
+        }
+        self.apply(Event::EndLease { lease });
+        Ok(EndedLease {
+            was_request: !is_lease,
+        })
+    }
+
+    /// Changes the priority of a request that waits.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(super) fn set_priority(
+        &mut self,
+        lease: LeaseId,
+        priority: i32,
+    ) -> Result<PrioritySet, String> {
+        let is_lease = self.engine.lease(lease).is_some();
+        if is_lease || self.engine.waiting(lease).is_none() {
+            return Err(format!(
+                "no request {lease} waits for devices; `tensord queue` shows those that do"
+            ));
+        }
+        self.apply(Event::SetPriority { lease, priority });
+        let mut waiting = (1..).zip(self.engine.waiting_ids());
+        let position = waiting.find(|(_, id)| *id == lease);
+        Ok(PrioritySet {
+            position: position.map_or(0, |(position, _)| position),
+        })
     }
 
     /// Suspends a lease.

@@ -1,6 +1,6 @@
 //! How the record of a lease is written: as JSON, whose fields later versions may add to.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tensord_proto::{
@@ -8,8 +8,8 @@ use tensord_proto::{
     ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, Durability, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding,
-    RecordedStore, Requirement, SuspendedPart, Suspender,
+    Amounts, DeviceRef, Durability, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding,
+    RecordedStore, Requirement, SuspendedPart, Suspender, TenantName,
 };
 
 use crate::scheduler::access::millis;
@@ -32,6 +32,13 @@ pub(super) fn decode(bytes: &[u8]) -> Result<LeaseRecord, serde_json::Error> {
 #[derive(Serialize, Deserialize)]
 struct StoredLease {
     owner: u64,
+    /// Records of earlier versions have none of these three.
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    charge: StoredAmounts,
+    #[serde(default)]
+    is_reclaimed: bool,
     epoch: u64,
     /// Records of earlier versions have none.
     #[serde(default)]
@@ -44,6 +51,13 @@ struct StoredLease {
     #[serde(default)]
     stored: Vec<StoredStore>,
     parts: Vec<StoredPart>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct StoredAmounts {
+    /// By kind.
+    devices: BTreeMap<String, u64>,
+    memory_bytes: u64,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -139,6 +153,12 @@ impl From<&LeaseRecord> for StoredLease {
         };
         Self {
             owner: record.owner.0,
+            tenant: record.tenant.as_ref().map(TenantName::to_string),
+            charge: StoredAmounts {
+                devices: record.charge.devices.clone(),
+                memory_bytes: record.charge.memory_bytes.try_into().unwrap_or(u64::MAX),
+            },
+            is_reclaimed: record.is_reclaimed,
             epoch: record.epoch,
             durability: record.durability.into(),
             recover_within_ms: record.recover_within.map(millis),
@@ -184,6 +204,13 @@ impl From<StoredLease> for LeaseRecord {
         };
         Self {
             owner: ClientId(stored.owner),
+            tenant: stored.tenant.as_deref().map(TenantName::from),
+            charge: Amounts {
+                all: stored.charge.devices.values().sum(),
+                devices: stored.charge.devices,
+                memory_bytes: stored.charge.memory_bytes.into(),
+            },
+            is_reclaimed: stored.is_reclaimed,
             epoch: stored.epoch,
             durability: stored.durability.into(),
             recover_within: stored.recover_within_ms.map(Duration::from_millis),

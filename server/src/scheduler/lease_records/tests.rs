@@ -5,7 +5,7 @@ use tensord_proto::{
     ids::{ClientId, StoreId, WorkerId},
 };
 use tensord_scheduler::{
-    DeviceRef, Durability, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore,
+    Amounts, DeviceRef, Durability, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore,
     Requirement, SuspendedPart, Suspender,
 };
 
@@ -21,6 +21,13 @@ const REQUIREMENT: Requirement = Requirement {
 fn record(standing: RecordedStanding) -> LeaseRecord {
     LeaseRecord {
         owner: ClientId(u64::MAX),
+        tenant: Some("red".into()),
+        charge: Amounts {
+            devices: [("cuda".into(), 2)].into(),
+            all: 2,
+            memory_bytes: 160 << 30,
+        },
+        is_reclaimed: true,
         epoch: 3,
         durability: Durability::Continue,
         recover_within: Some(Duration::from_millis(1_500)),

@@ -18,12 +18,15 @@ const MAX_KINDS: usize = 32;
 /// The largest weight.
 const MAX_WEIGHT: u32 = 1_000_000;
 
+/// The largest number of tokens that an error names.
+const MAX_LISTED_TOKENS: usize = 8;
+
 /// A tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tenant {
     /// The time at which the tenant was added.
     pub(crate) created: UnixMillis,
-    /// How much it gets beyond guarantees, in proportion to other tenants.
+    /// By how much its share is divided before it is compared with those of others.
     pub(crate) weight: u32,
     /// The number of devices of each kind for which its requests come first.
     pub(crate) guaranteed: BTreeMap<String, u32>,
@@ -56,12 +59,22 @@ pub(crate) enum TenantError {
         "tenant {name:?} has tokens that are valid: {tokens}; revoke them first with `tensord token revoke`"
     )]
     HasTokens { name: String, tokens: String },
+    #[error(
+        "tenant {name:?} has {leases} leases and {requests} requests; end them first with `tensord lease end`"
+    )]
+    HasLeases {
+        name: String,
+        leases: usize,
+        requests: usize,
+    },
+    #[error("nothing is to change; name a weight, a guarantee or a limit")]
+    Unchanged,
     #[error("the weight is {0}; it must be from 1 to {MAX_WEIGHT}")]
     Weight(u32),
     #[error("{count} kinds of devices were named, and {MAX_KINDS} is the most")]
     Kinds { count: usize },
     #[error(
-        "the tenant is promised {guaranteed} devices of kind {kind}, more than its limit of {limit}"
+        "a guarantee of {guaranteed} devices of kind {kind} is above the limit of {limit}; lower the guarantee or raise the limit, both in one `tensord tenant set`"
     )]
     AboveLimit {
         kind: String,
@@ -142,6 +155,9 @@ impl Registry {
     /// If there is none of this name, or the change breaks a rule. The tenant is then as before.
     pub(super) fn set(&mut self, name: &str, change: TenantChange) -> Result<&Tenant, TenantError> {
         let mut changed = self.get(name)?.clone();
+        if change == TenantChange::default() {
+            return Err(TenantError::Unchanged);
+        }
         changed.apply(change)?;
         let entry = self.tenants.entry(name.into()).insert_entry(changed);
         Ok(entry.into_mut())
@@ -156,7 +172,12 @@ impl Registry {
         self.get(name)?;
         if !tokens.is_empty() {
             let name = name.into();
-            let tokens = tokens.join(", ");
+            let listed = tokens.iter().take(MAX_LISTED_TOKENS).cloned();
+            let mut listed: Vec<_> = listed.collect();
+            if tokens.len() > MAX_LISTED_TOKENS {
+                listed.push(format!("and {} more", tokens.len() - MAX_LISTED_TOKENS));
+            }
+            let tokens = listed.join(", ");
             return Err(TenantError::HasTokens { name, tokens });
         }
         self.tenants.remove(name);
@@ -320,7 +341,7 @@ mod tests {
             ),
             (
                 change(None, &[("cuda", 5)], &[("cuda", 4)]),
-                "the tenant is promised 5 devices of kind cuda, more than its limit of 4",
+                "a guarantee of 5 devices of kind cuda is above the limit of 4; lower the guarantee or raise the limit, both in one `tensord tenant set`",
             ),
         ];
         for (change, expected) in cases {
@@ -339,6 +360,7 @@ mod tests {
             registry.set("blue", default()),
             Err(TenantError::Unknown("blue".into()))
         );
+        assert_eq!(registry.set("red", default()), Err(TenantError::Unchanged));
         assert!(matches!(
             registry.add("", default(), now),
             Err(TenantError::Name { .. })
@@ -359,6 +381,9 @@ mod tests {
             refused.unwrap_err().to_string(),
             "tenant \"red\" has tokens that are valid: ci, night; revoke them first with `tensord token revoke`"
         );
+        let many: Vec<_> = (0..500).map(|n| format!("t{n}")).collect();
+        let refused = registry.remove("red", &many).unwrap_err().to_string();
+        assert!(refused.contains("t6, t7, and 492 more;"), "{refused}");
         assert_eq!(registry.remove("red", &[]), Ok(()));
         let unknown = TenantError::Unknown("red".into());
         assert_eq!(registry.remove("red", &[]), Err(unknown));

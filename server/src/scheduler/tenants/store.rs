@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
@@ -52,21 +52,11 @@ impl RedbTenants {
     ///
     /// # Errors
     ///
-    /// If it cannot be opened, or is damaged. Quotas are not dropped silently.
+    /// If it cannot be opened, or is damaged. Guarantees and limits are not dropped silently.
     pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
         let path = state.path().join(FILE);
         let file = state.private_file(FILE)?;
-        let failed = |error: DatabaseError| match error.is_damage() {
-            true => StateError::Damaged {
-                path: path.clone(),
-                reason: error.to_string(),
-            },
-            false => StateError::Records {
-                path: path.clone(),
-                reason: error.to_string(),
-            },
-        };
-        let database = open(file).map_err(failed)?;
+        let database = open(file).map_err(|error| unreadable(&path, &error))?;
         let database = Mutex::new(Some(database));
         Ok(Self { path, database })
     }
@@ -116,6 +106,14 @@ fn commit(
     Ok(())
 }
 
+fn unreadable(path: &Path, error: &DatabaseError) -> StateError {
+    let (path, reason) = (path.to_owned(), error.to_string());
+    match error.is_damage() {
+        true => StateError::DamagedTenants { path, reason },
+        false => StateError::Records { path, reason },
+    }
+}
+
 fn open(file: File) -> Result<Database, DatabaseError> {
     let database = database::open(file)?;
     // Creates the table, which reads would miss otherwise.
@@ -127,12 +125,12 @@ fn open(file: File) -> Result<Database, DatabaseError> {
 
 impl TenantStore for RedbTenants {
     fn load(&self) -> Result<BTreeMap<String, Tenant>, StateError> {
-        let damaged = |reason: String| StateError::Damaged {
+        let damaged = |reason: String| StateError::DamagedTenants {
             path: self.path.clone(),
             reason,
         };
         let entries = self.with_database(entries);
-        let entries = entries.map_err(|e| damaged(e.to_string()))?;
+        let entries = entries.map_err(|error| unreadable(&self.path, &error))?;
         let parsed = entries.into_iter().map(|(name, bytes)| {
             let tenant = serde_json::from_slice(&bytes);
             let tenant =

@@ -121,7 +121,7 @@ async fn tenants_survive_a_restart_of_the_scheduler() {
     assert_eq!(tenant.limit.unwrap().kinds, kinds("flex", 3));
     assert_eq!(
         tenant.warnings,
-        ["tenants are promised 2 flex in all, and the pool has 1 now"]
+        ["tenants are guaranteed 2 flex in all, and the pool has 1 now"]
     );
 }
 

@@ -130,6 +130,29 @@ fn token_changed_in_the_file_replaces_the_old_one() {
 }
 
 #[test]
+fn a_note_and_a_user_can_be_printed() {
+    let mut tokens = Tokens::default();
+    let mut create = |user: &str, note: &str| {
+        let new = NewToken {
+            user: user.into(),
+            note: note.into(),
+            ..new("", Role::Client)
+        };
+        tokens.create(new, hash(note), NOW).map(drop)
+    };
+    create("ada", "rack 4, until summer – größer").unwrap();
+    let long = "x".repeat(201);
+    for note in ["two\nlines", "\u{202e}backwards", "\x1b[31mred", &long] {
+        let chars = note.chars().count();
+        assert_eq!(create("ada", note), Err(TokenError::Note { chars }));
+    }
+    assert!(matches!(
+        create("ada@example.org", ""),
+        Err(TokenError::Text { .. })
+    ));
+}
+
+#[test]
 fn uses_are_counted_for_worker_tokens_only() {
     let mut tokens = Tokens::default();
     let twice = |name: &str, role| NewToken {

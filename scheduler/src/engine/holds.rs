@@ -1,0 +1,146 @@
+//! Free devices that are held back for requests within guarantees, and the leases that come after these.
+//!
+//! A request within a guarantee may need more devices than are free. Once there will be enough, as others are
+//! being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tensord_proto::ids::LeaseId;
+
+use super::Engine;
+use super::handover::HeldCounts;
+use crate::device::Demand;
+use crate::event::DeviceRef;
+use crate::lease::Standing;
+use crate::queue::QueuedRequest;
+use crate::tenants::{Amounts, TenantName};
+
+impl Engine {
+    /// Returns whether a lease that waits comes after requests within guarantees: it was suspended, and is
+    /// beyond the guarantee of its tenant. One that was lost or interrupted had its devices until then.
+    pub(super) fn yields(&self, id: LeaseId) -> bool {
+        let Some(lease) = self.leases.get(id) else {
+            return false;
+        };
+        if !matches!(lease.standing, Standing::Resuming { cause: None, .. }) {
+            return false;
+        }
+        let tenant = lease.tenant.as_ref();
+        let policy = tenant.and_then(|tenant| self.policy.get(tenant));
+        policy.is_none_or(|policy| {
+            let used = tenant.and_then(|tenant| self.used_by_tenants().remove(tenant));
+            !policy.guarantees(&used.unwrap_or_default(), &lease.charge)
+        })
+    }
+
+    /// Has leases go on that come after requests within guarantees, and for which there are devices that no
+    /// such request needs.
+    pub(super) fn go_on_after_guaranteed(&mut self, mut waiting: Vec<LeaseId>, held: &HeldCounts) {
+        if waiting.is_empty() && self.queue.is_empty() {
+            return;
+        }
+        loop {
+            self.arrange_if_changed();
+            self.drop_holds(|_| true);
+            waiting.iter().for_each(|id| self.pool.drop_held_back(*id));
+            self.hold_back_for_guaranteed();
+            let before = waiting.len();
+            waiting.retain(|id| !self.go_on_or_wait(*id, held));
+            if waiting.len() == before {
+                return;
+            }
+            // A tenant has more now, so other requests may be within its guarantee.
+        }
+    }
+
+    /// Drops what is held back for requests that are not within guarantees any more. Returns whether
+    /// something was.
+    pub(super) fn drop_stale_holds(&mut self) -> bool {
+        let before = self.pool.held_back_count();
+        self.drop_holds(|queued| !queued.is_guaranteed);
+        self.pool.held_back_count() < before
+    }
+
+    fn drop_holds(&mut self, is_dropped: impl Fn(&QueuedRequest) -> bool) {
+        let dropped = self.queue.iter().filter(|queued| is_dropped(queued));
+        let dropped: BTreeSet<_> = dropped.map(|queued| queued.lease).collect();
+        self.pool.drop_all_held_back(&dropped);
+    }
+
+    /// Holds back the free devices of requests within guarantees for which there will be enough once others
+    /// are released or leases are suspended.
+    fn hold_back_for_guaranteed(&mut self) {
+        let waiting = self.guaranteed_requests();
+        if waiting.is_empty() {
+            return;
+        }
+        let (mut coming, mut used) = (self.pool.coming(), self.used_by_tenants());
+        let mut borrowed = self.borrowed_leases();
+        for (lease, tenant, demand) in waiting {
+            let may_have = self.may_have(&used, &tenant, &demand);
+            let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
+            let for_request = coming.iter().filter(fits).map(|(at, free)| (*at, *free));
+            let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
+            let wanted = demand.devices as usize;
+            let mut missing = wanted.saturating_sub(free.len() + ending.len());
+            let useful = borrowed.iter().map(|it| it.useful_for(&tenant, &may_have));
+            if useful.sum::<usize>() < missing {
+                continue;
+            }
+            // The next request cannot count on these leases, too.
+            borrowed.retain(|it| {
+                let useful = it.useful_for(&tenant, &may_have);
+                let is_used = missing > 0 && useful > 0;
+                missing = missing.saturating_sub(if is_used { useful } else { 0 });
+                !is_used
+            });
+            let free = free.into_iter().map(|(device_ref, _)| device_ref);
+            let free: Vec<_> = free.collect();
+            let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
+            let ending = ending.take(wanted.saturating_sub(free.len()));
+            let held = self.pool.choose(&free, wanted).unwrap_or(free);
+            let taken: Vec<_> = held.iter().copied().chain(ending).collect();
+            for device_ref in &taken {
+                coming.remove(device_ref);
+            }
+            self.count(&mut used, tenant, &taken);
+            self.pool.hold_back(lease, held);
+        }
+    }
+
+    /// Returns the requests that wait and are within their tenants' guarantees, in order.
+    pub(super) fn guaranteed_requests(&self) -> Vec<(LeaseId, TenantName, Demand)> {
+        let waiting = self.queue.iter().filter(|waiting| waiting.is_guaranteed);
+        waiting
+            .map(|it| (it.lease, it.tenant.clone(), it.demand.clone()))
+            .collect()
+    }
+
+    /// Returns the devices that a request could get if they were free, whose tenant has `used`.
+    pub(super) fn may_have(
+        &self,
+        used: &BTreeMap<TenantName, Amounts>,
+        tenant: &TenantName,
+        demand: &Demand,
+    ) -> BTreeSet<DeviceRef> {
+        let none = Amounts::default();
+        let used = used.get(tenant).unwrap_or(&none);
+        let limit = self.policy.get(tenant).map(|policy| &policy.limit);
+        self.pool.usable(|device| {
+            demand.accepts(device)
+                && limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
+        })
+    }
+
+    /// Counts devices as those of a tenant.
+    pub(super) fn count(
+        &self,
+        used: &mut BTreeMap<TenantName, Amounts>,
+        tenant: TenantName,
+        devices: &[DeviceRef],
+    ) {
+        let devices = devices.iter().filter_map(|it| self.pool.device(*it));
+        let devices = Amounts::of(devices);
+        used.entry(tenant).or_default().add(&devices);
+    }
+}
