@@ -68,7 +68,7 @@ pub struct Engine {
     handed_over: u64,
     /// The attached clients.
     clients: BTreeMap<ClientId, AttachedClient>,
-    /// What each tenant is promised and may have.
+    /// The guarantee, limit and weight of each tenant.
     policy: Policy,
     /// What each tenant had when the queue was arranged last; `None` if the policy or the queue has changed
     /// since.

@@ -39,9 +39,9 @@ pub enum Event {
         /// The client.
         client: ClientId,
     },
-    /// The tenants of the pool are promised, and may have, this from now on.
+    /// The tenants of the pool have other guarantees, limits and weights from now on.
     SetPolicy {
-        /// What each tenant is promised and may have.
+        /// Those of all tenants.
         policy: Policy,
     },
     /// An administrator drains a worker, or no longer: while it is drained, it gets no new leases,

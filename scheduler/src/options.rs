@@ -46,7 +46,7 @@ pub struct Options {
     /// How long a lease runs at least until it is suspended for a request within another tenant's guarantee.
     ///
     /// 10 s: long enough that a program gets ahead between two suspensions, whose snapshots and moves take a
-    /// second or two, and short for a tenant that waits for what it is promised.
+    /// second or two, and short for a tenant that waits within its guarantee.
     pub min_run_time: Duration,
 
     /// How long after its start the engine adopts leases that it does not know, reported by

@@ -1,4 +1,4 @@
-//! The tenants of a pool: what each is promised and may have, and whose request is next.
+//! The tenants of a pool: their guarantees, limits and weights, and whose request is next.
 //!
 //! Nothing here knows leases, clients or time. The rules:
 //!
@@ -54,11 +54,11 @@ impl fmt::Display for TenantName {
     }
 }
 
-/// What each tenant of a pool is promised and may have. A tenant that is not among them has
+/// The guarantee, limit and weight of each tenant of a pool. A tenant that is not among them has
 /// [`TenantPolicy::default`].
 pub type Policy = BTreeMap<TenantName, TenantPolicy>;
 
-/// What a tenant is promised, and what it may have.
+/// The guarantee, limit and weight of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantPolicy {
     /// By how much the tenant's share is divided before it is compared with those of others. At least 1.
@@ -89,7 +89,7 @@ pub struct TenantLimit {
 }
 
 impl TenantPolicy {
-    /// Returns whether a tenant that has `used` is promised `more`, too.
+    /// Returns whether a tenant that has `used` is guaranteed `more`, too.
     pub(crate) fn guarantees(&self, used: &Amounts, more: &Amounts) -> bool {
         more.devices.iter().all(|(kind, count)| {
             let most = self.guaranteed.get(kind).copied().unwrap_or_default();

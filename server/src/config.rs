@@ -215,7 +215,7 @@ pub(crate) enum TenantsAction {
     Remove(String),
 }
 
-/// What a tenant is promised and may have from now on. What is `None` stays as it is.
+/// The weight, guarantee and limit of a tenant from now on. What is `None` stays as it is.
 #[derive(Debug)]
 pub(crate) struct TenantChange {
     /// The tenant's name.

@@ -12,7 +12,7 @@
 //! | `grant-term` | the term in the grant numbers of the latest scheduler |
 //! | `client-token`, `worker-token`, `admin-token` | the tokens of the first start |
 //! | `tokens.json` | every token's hash, role, tenant and limits |
-//! | `tenants.redb` | the tenants, and what each is promised and may have (`crate::scheduler`) |
+//! | `tenants.redb` | the tenants, with their guarantees, limits and weights (`crate::scheduler`) |
 //! | `leases.redb` | durable leases, and who has their snapshots (`crate::scheduler`) |
 //! | `workers.json` | the workers that may join, and the devices they may offer |
 //! | `worker-NAME.pem` | the certificate and key of a worker on this host |

@@ -11,7 +11,7 @@ use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, Policy, TenantCounts, TenantName};
 
 impl Engine {
-    /// Returns what the tenants of the pool are promised and may have.
+    /// Returns the guarantees, limits and weights of the tenants.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }

@@ -277,7 +277,7 @@ mod tests {
             ("c", 0, 1, CUDA),
         ];
         let many = vec![cuda(16); 4];
-        // `b` has no device, `c` has as many as it is promised, `a` is promised nothing.
+        // `b` has no device, `c` has as many as it is guaranteed, `a` has no guarantee.
         let tenants = [("b", 1, 2, &[][..]), ("c", 1, 4, &many)];
         check(&tenants, &requests, &[-2, 1, 3, 4]);
         // A smaller one is within the guarantee, and the larger one before it is not.

@@ -506,7 +506,7 @@ impl World {
         );
     }
 
-    /// Changes what the tenants are promised and may have.
+    /// Changes the guarantees, limits and weights of the tenants.
     pub(super) fn set_policy(&mut self, policy: Policy) {
         self.policy.clone_from(&policy);
         self.send(Event::SetPolicy { policy });

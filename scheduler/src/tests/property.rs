@@ -128,7 +128,7 @@ enum Op {
 
 const POLICIES: usize = 4;
 
-/// Returns what the tenants of the clients are promised and may have.
+/// Returns guarantees, limits and weights of the tenants of the clients.
 fn policy(which: usize) -> Policy {
     let kinds = |kinds: &[(&str, u32)]| {
         let kinds = kinds.iter().map(|(kind, count)| ((*kind).into(), *count));

@@ -5,7 +5,7 @@ use super::suspension::{end_and_keep, kept_by_worker_1, resume, suspend, waits_f
 use super::tenants::{attach_of, kinds, request_kind, set_policy};
 use super::*;
 
-/// Client 1 has the only device since 1 ms, with snapshots; client 2 is of tenant `b`, which is promised one.
+/// Client 1 has the only device since 1 ms, with snapshots; client 2 is of tenant `b`, which is guaranteed one.
 fn borrowed_by_client_1() -> Vec<Step> {
     let mut steps = kept_by_worker_1();
     steps.extend([
@@ -81,7 +81,7 @@ fn a_lease_that_has_just_begun_runs_for_a_while() {
     check(borrowed_by_client_1().into_iter().chain(steps));
 }
 
-/// In turn: its tenant is promised the device, too; it could not go on; it is not durable.
+/// In turn: its tenant is guaranteed the device, too; it could not go on; it is not durable.
 #[test]
 fn other_leases_are_not_suspended() {
     let policy = set_policy([("b", guaranteed(1)), (TENANT, guaranteed(1))]);

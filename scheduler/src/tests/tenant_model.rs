@@ -1,4 +1,4 @@
-//! The test's own model of what tenants are promised and may have: it tries and counts, where the engine
+//! The test's own model of the guarantees and limits of tenants: it tries and counts, where the engine
 //! keeps order.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,14 +127,14 @@ impl World {
             let waiting = &self.waiting[index];
             let tenant = tenant_of(waiting.client);
             let kinds = self.kinds_of(waiting);
-            let promised = |kind: &String| {
+            let is_within = |kind: &String| {
                 let policy = self.policy.get(&tenant)?;
                 let most = *policy.guaranteed.get(kind)?;
                 let used = used.get(&tenant).and_then(|used| used.devices.get(kind));
                 let all = used.copied().unwrap_or_default() + u64::from(waiting.demand.devices);
                 (all <= u64::from(most)).then_some(())
             };
-            !kinds.is_empty() && kinds.iter().all(|kind| promised(kind).is_some())
+            !kinds.is_empty() && kinds.iter().all(|kind| is_within(kind).is_some())
         };
         let mut guaranteed = Vec::new();
         rest.retain(|&index| {

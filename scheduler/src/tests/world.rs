@@ -26,7 +26,7 @@ pub(super) struct World {
     /// The records that the driver has written, and those from before the last event.
     pub(super) records: BTreeMap<LeaseId, LeaseRecord>,
     pub(super) earlier_records: BTreeMap<LeaseId, LeaseRecord>,
-    /// What the tenants are promised and may have.
+    /// The guarantees, limits and weights of the tenants.
     pub(super) policy: Policy,
     /// The engine's term.
     pub(super) term: u64,

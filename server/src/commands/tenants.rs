@@ -203,7 +203,7 @@ pub(super) fn has_text(tenant: &TenantInfo) -> String {
     }
 }
 
-/// Returns what a tenant is promised, in words; empty for nothing.
+/// Returns the guarantee of a tenant, in words; empty if it has none.
 pub(super) fn guarantee_text(tenant: &TenantInfo) -> String {
     counts_text(kinds_of(tenant.guaranteed.as_ref()))
 }

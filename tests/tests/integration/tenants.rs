@@ -78,7 +78,7 @@ fn a_tenant_waits_at_its_limit_until_it_is_raised() {
     });
 }
 
-/// `red` and `green` have a device each, and `green` has a larger weight; `blue` has none, and is promised two.
+/// `red` and `green` have a device each, and `green` has a larger weight; `blue` has none, and is guaranteed two.
 #[test]
 fn a_guarantee_and_then_the_weights_decide_who_is_next() {
     let cluster = Cluster::start(&["flex*5"]);

@@ -104,7 +104,7 @@ fn rule(waiting: &Waiting) -> &'static str {
     }
 }
 
-/// Returns what a tenant has, is promised and may have.
+/// Returns what a tenant has, and its guarantee, limit and weight.
 fn tenant_text(tenant: &TenantInfo) -> String {
     let mut texts = vec![format!("{} has {}", tenant.name, tenants::has_text(tenant))];
     let guarantee = tenants::guarantee_text(tenant);

@@ -54,7 +54,7 @@ pub(in crate::scheduler) enum Input {
     ListLeases(oneshot::Sender<LeaseList>),
     /// A request for what waits for devices, or for this lease or request alone.
     ListWaiting(Option<LeaseId>, oneshot::Sender<WaitingList>),
-    /// What tenants are promised and may have has changed on disk.
+    /// The guarantee, limit or weight of a tenant has changed on disk.
     TenantsChanged,
     /// A request for the tenant of this name, or all, with what they have.
     ListTenants(Option<String>, oneshot::Sender<Vec<TenantInfo>>),

@@ -1,4 +1,4 @@
-//! The rules for tenants: their names, and what they can be promised.
+//! The rules for tenants: their names, and what their guarantees, limits and weights can be.
 //!
 //! Pure data: the time comes as an argument, and the caller persists changes.
 
@@ -111,7 +111,7 @@ impl Registry {
         self.tenants.get(name).ok_or_else(unknown)
     }
 
-    /// Returns what the tenants are promised and may have, as the engine needs it.
+    /// Returns the guarantees, limits and weights of the tenants, as the engine needs them.
     pub(crate) fn policy(&self) -> Policy {
         let tenants = self.tenants.iter();
         tenants
