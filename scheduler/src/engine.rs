@@ -2,7 +2,8 @@
 //!
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
-//! `engine/clients.rs`, requests in `engine/requests.rs`, and leases that outlive their worker in `engine/durable.rs`,
+//! `engine/clients.rs`, requests in `engine/requests.rs`, what is reclaimed and held back for them in
+//! `engine/reclaim.rs` and `engine/holds.rs`, and leases that outlive their worker in `engine/durable.rs`,
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
@@ -11,7 +12,8 @@
 //! - No lease gets a device that its worker has not released from the previous lease, or
 //!   that is out of service.
 //! - No request is pending that could be granted now, or that could never be granted. Devices that are
-//!   held back for a lost lease cannot be granted, nor can those beyond the limit of the request's tenant.
+//!   held back for a lease or for another request cannot be granted, nor can those beyond the limit of the
+//!   request's tenant.
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 

@@ -6,6 +6,7 @@
 //! that workers last reported.
 
 mod clients;
+mod commands;
 mod holders;
 mod input;
 mod leases;
@@ -17,7 +18,7 @@ mod waiting;
 mod workers;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -32,14 +33,14 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
     v1::{Error, ErrorCode, PoolMessage, Revoked},
 };
-use tensord_scheduler::{Command, Engine, Event, StreamId, Suspender, Timestamp};
+use tensord_scheduler::{Engine, Event, StreamId, Suspender, Timestamp};
 use tensord_transport::token::LeaseSigner;
 use tokio::{
     sync::mpsc,
     task::{self, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use self::{holders::Holders, preparations::Preparations, workers::JoinedWorker};
 pub(super) use self::{
@@ -50,14 +51,12 @@ pub(super) use self::{
 use super::{
     MISSED_HEARTBEATS, Registries, Timing,
     access::Access,
-    convert,
     enrolment::Enrolment,
     gap::{self, GapDetector},
     lease_records::LeaseRecords,
     renewals::Renewals,
     stream::OpenStream,
     tenants::Tenants,
-    worker_commands,
 };
 use crate::audit::Audit;
 
@@ -367,107 +366,6 @@ impl Driver {
     fn now(&self) -> Timestamp {
         let elapsed = self.started.elapsed().as_millis();
         Timestamp::from_millis(u64::try_from(elapsed).unwrap_or(u64::MAX))
-    }
-
-    /// Passes an event to the engine and carries out the resulting commands, and does the
-    /// same for all follow-up events.
-    fn apply(&mut self, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let commands = self.engine.handle(event, self.now());
-            self.records.queue(self.engine.take_record_changes());
-            for command in commands {
-                events.extend(self.execute(command));
-            }
-        }
-    }
-
-    /// Carries out a command. Returns a follow-up event if the recipient's stream was cut off,
-    /// because its queue is full or closed, or if a granted lease must be released again.
-    fn execute(&mut self, command: Command) -> Option<Event> {
-        match command {
-            Command::Queued {
-                client,
-                request,
-                position,
-            } => self.send_queued(client, request, position),
-            Command::Granted {
-                client,
-                request,
-                lease,
-                devices,
-            } => self.send_granted(client, request, lease, devices),
-            Command::Moved {
-                client,
-                lease,
-                epoch,
-                devices,
-                load_stored,
-            } => self.send_moved(client, lease, epoch, devices, &load_stored),
-            Command::Interrupted {
-                client,
-                lease,
-                reason,
-            } => {
-                info!(%client, %lease, "lease waits: {reason}");
-                self.send(client, convert::interrupted(lease, &reason))
-            }
-            Command::Suspended {
-                client,
-                lease,
-                waits_for,
-                needs_all,
-                cause,
-            } => {
-                let workers = waits_for.join(", ");
-                match &cause {
-                    None if waits_for.is_empty() => info!(%client, %lease, "lease is suspended"),
-                    None => info!(%client, %lease, "lease waits for devices of {workers}"),
-                    Some(cause) => {
-                        info!(%client, %lease, "lease waits for devices of {workers}: {cause}");
-                    }
-                }
-                self.send(
-                    client,
-                    convert::suspended(lease, waits_for, needs_all, cause.as_ref()),
-                )
-            }
-            Command::KeepSnapshots {
-                part,
-                source,
-                keeper,
-                handover,
-            } => self.send_keeper(part, source, keeper, handover),
-            Command::HoldSnapshots {
-                holder,
-                lease,
-                part,
-            } => self.send_to_worker(holder, worker_commands::hold_snapshots(lease, part)),
-            Command::DropSnapshots {
-                keeper,
-                lease,
-                part,
-            } => self.send_to_worker(keeper, worker_commands::drop_snapshots(lease, part)),
-            Command::DropStored { worker, leases } => {
-                self.send_to_worker(worker, worker_commands::drop_stored(&leases))
-            }
-            Command::Refused {
-                client,
-                request,
-                reason,
-            } => self.send_refused(client, request, &reason),
-            Command::LeaseEnded {
-                client,
-                lease,
-                reason,
-            } => self.send_lease_ended(client, lease, &reason),
-            Command::EndLease {
-                worker,
-                lease,
-                grants,
-                hold_snapshots,
-            } => self.send_end_lease(worker, lease, &grants, hold_snapshots),
-        }
     }
 
     fn on_reader_ended(&mut self, ended: Result<(task::Id, Option<Error>), JoinError>) {
