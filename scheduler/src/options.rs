@@ -58,7 +58,8 @@ pub struct Options {
     /// use old tokens to bypass the queue.
     pub adoption_window: Duration,
 
-    /// The largest number of pending requests in the pool.
+    /// The largest number of pending requests in the pool. One tenant can have three quarters of them, and less
+    /// if others have some.
     ///
     /// 4096: far more than teams make by hand, and few enough that a pass over all of them
     /// after a release takes milliseconds.

@@ -96,6 +96,11 @@ impl Queue {
             .count()
     }
 
+    pub(crate) fn len_of_tenant(&self, tenant: &TenantName) -> usize {
+        let waiting = self.waiting.iter();
+        waiting.filter(|waiting| waiting.tenant == *tenant).count()
+    }
+
     pub(crate) fn contains(&self, client: ClientId, request: RequestId) -> bool {
         self.waiting
             .iter()

@@ -40,6 +40,15 @@ pub enum RefuseReason {
         /// The largest number of pending requests allowed.
         max: usize,
     },
+    /// The request would have to wait, and its tenant has too many pending requests for the room that is left
+    /// in the pool's queue.
+    #[error(
+        "{waiting} requests of the tenant are already waiting, which is the limit while the queue of the pool has little room; cancel a request, or wait until one is granted"
+    )]
+    TenantQueueLimit {
+        /// The number of pending requests of the tenant.
+        waiting: usize,
+    },
     /// The request would have to wait, and this client has too many pending requests.
     #[error(
         "{max} requests of this client are already waiting, which is the limit; cancel a request, or wait until one is granted"

@@ -12,6 +12,12 @@ use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::{Amounts, Ranked, TenantName, order};
 
+/// A tenant may have this many times as many requests in the queue as there is room for more. So a single
+/// tenant can use three quarters of the queue, and however many tenants there are, a new one finds room
+/// (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+/// Switches", IEEE/ACM Transactions on Networking, 1998).
+const QUEUE_FACTOR: usize = 3;
+
 impl Engine {
     /// Grants, refuses or queues the request. A repeated request that is already queued
     /// changes nothing.
@@ -35,6 +41,11 @@ impl Engine {
         let max = self.options.max_waiting;
         if self.queue.len() >= max {
             return self.refuse(client, request, RefuseReason::PoolLimit { max });
+        }
+        let of_tenant = self.queue.len_of_tenant(&waiting.tenant);
+        if of_tenant >= QUEUE_FACTOR * (max - self.queue.len()) {
+            let reason = RefuseReason::TenantQueueLimit { waiting: of_tenant };
+            return self.refuse(client, request, reason);
         }
         self.queue.push(waiting);
         self.arranged_for = None;

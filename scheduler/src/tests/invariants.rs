@@ -301,6 +301,13 @@ impl World {
                 assert_eq!(*limit, policy.limit);
                 assert!(!self.could_ever_fit(waiting), "{demand} could be granted");
             }
+            RefuseReason::TenantQueueLimit { waiting: count } => {
+                let tenant = tenant_of(waiting.client);
+                let mut own = self.waiting.iter();
+                let own = own.by_ref().filter(|it| tenant_of(it.client) == tenant);
+                assert_eq!(own.count() - 1, *count);
+                assert!(*count >= 3 * (MAX_WAITING - others));
+            }
             RefuseReason::PoolLimit { max } => assert_eq!((*max, others), (MAX_WAITING, *max)),
             RefuseReason::ClientLimit { max } => {
                 assert_eq!(

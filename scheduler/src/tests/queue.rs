@@ -1,5 +1,6 @@
 //! The queue: which requests wait, in which order, and how many may.
 
+use super::tenants::attach_of;
 use super::*;
 
 /// One worker with two devices, which client 8 has leased one by one.
@@ -184,6 +185,35 @@ fn pending_requests_per_pool_are_limited() {
         ),
     ];
     check_with(bounds(2, 100), full_pool().into_iter().chain(steps));
+}
+
+/// Another tenant finds room in the queue, however many requests one has.
+#[test]
+fn a_tenant_leaves_room_in_the_queue() {
+    let full = (0, attach_of("b", 7), vec![]);
+    let mut steps = vec![full];
+    for number in 3..9 {
+        let position = number as u32 - 2;
+        steps.push((0, request(9, number, 1), vec![queued(9, number, position)]));
+    }
+    let reason = RefuseReason::TenantQueueLimit { waiting: 6 };
+    steps.extend([
+        (0, request(8, 9, 1), vec![refused(8, 9, reason)]),
+        // Its tenant has no devices, so it is next.
+        (
+            0,
+            request(7, 10, 1),
+            (10..11)
+                .chain(3..9)
+                .zip(1..)
+                .map(|(number, position)| match number {
+                    10 => queued(7, number, position),
+                    _ => queued(9, number, position),
+                })
+                .collect(),
+        ),
+    ]);
+    check_with(bounds(8, 100), full_pool().into_iter().chain(steps));
 }
 
 #[test]

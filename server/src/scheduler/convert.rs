@@ -298,7 +298,9 @@ pub(super) fn refuse_error(reason: &RefuseReason) -> Error {
         RefuseReason::Unsatisfiable { .. } | RefuseReason::TenantLimit { .. } => {
             ErrorCode::Unsatisfiable
         }
-        RefuseReason::PoolLimit { .. } | RefuseReason::ClientLimit { .. } => ErrorCode::Limit,
+        RefuseReason::PoolLimit { .. }
+        | RefuseReason::TenantQueueLimit { .. }
+        | RefuseReason::ClientLimit { .. } => ErrorCode::Limit,
         RefuseReason::Cancelled | RefuseReason::ByAdministrator => ErrorCode::Cancelled,
     };
     Error::new(code, reason.to_string())
