@@ -179,6 +179,12 @@ fn text_of(tenant: &TenantInfo) -> String {
     line("guaranteed", &or_none(guarantee_text(tenant)));
     line("limit", &or_none(limit_text(tenant)));
     line("has", &has_text(tenant));
+    if tenant.suspended > 0 {
+        line(
+            "suspended",
+            &human::plural(tenant.suspended as usize, "lease"),
+        );
+    }
     line(
         "waiting",
         &human::plural(tenant.waiting as usize, "request"),

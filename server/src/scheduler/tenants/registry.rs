@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tensord_scheduler::{Policy, TenantLimit, TenantPolicy};
 
-use crate::scheduler::access::{UnixMillis, is_name};
+use crate::{
+    human::plural,
+    scheduler::access::{UnixMillis, is_name},
+};
 
 /// The largest number of tenants of a pool.
 const MAX_TENANTS: usize = 1000;
@@ -60,14 +63,14 @@ pub(crate) enum TenantError {
     )]
     HasTokens { name: String, tokens: String },
     #[error(
-        "tenant {name:?} has {leases} leases and {requests} requests; end them first with `tensord lease end`"
+        "tenant {name:?} has {} and {}; end them first with `tensord lease end`", plural(*leases, "lease"), plural(*requests, "request")
     )]
     HasLeases {
         name: String,
         leases: usize,
         requests: usize,
     },
-    #[error("nothing is to change; name a weight, a guarantee or a limit")]
+    #[error("there is nothing to change; name a weight, a guarantee or a limit")]
     Unchanged,
     #[error("the weight is {0}; it must be from 1 to {MAX_WEIGHT}")]
     Weight(u32),

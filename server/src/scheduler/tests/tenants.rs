@@ -126,6 +126,22 @@ async fn tenants_survive_a_restart_of_the_scheduler() {
 }
 
 #[tokio::test]
+async fn a_tenant_with_leases_or_requests_stays() {
+    let rig = Rig::start().await;
+    let _worker = rig.worker(1, 1).await;
+    rig.add_tenant("red").await;
+    let token = rig.create("ci", "program", "red").await;
+    let mut client = rig.client_with_tokens(&token, 1, vec![]).await.unwrap();
+    client.request(1, 1).await;
+    client.granted().await;
+    client.request(2, 1).await;
+    client.queued(2).await;
+    let (_, error) = error_of(rig.remove_tenant("red").await);
+    let has = "tenant \"red\" has 1 lease and 1 request; end them first";
+    assert!(error.message.starts_with(has), "{error}");
+}
+
+#[tokio::test]
 async fn a_tenant_is_removed_once_its_tokens_are_revoked() {
     let rig = Rig::start().await;
     let (_, error) = error_of(rig.remove_tenant("red").await);
