@@ -18,8 +18,9 @@ const QUEUE: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseEvent {
-    /// A worker of the lease is gone, a process of a lease on several workers has died, or the lease was
-    /// resumed and has no devices yet: it waits until it can go on.
+    /// A worker of the lease is gone, a process of a lease on several workers has died, its devices are needed
+    /// within the guarantee of another tenant, or the lease was resumed and has no devices yet: it waits until
+    /// it can go on.
     Waiting {
         /// What has happened, and what the lease waits for.
         reason: String,

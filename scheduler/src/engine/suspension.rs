@@ -4,9 +4,10 @@
 //!
 //! The snapshots of a suspended lease are at its *holders*: the worker that ran it, and its keeper, as
 //! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease
-//! is resumed, it goes on at a holder as soon as that has free devices, before any request of the queue;
-//! or, if other workers have free devices first, at one of these (`destinations.rs`). It ends if its last
-//! holder is lost, or if its client is away for longer than other leases outlive their client.
+//! is resumed, it goes on at a holder as soon as that has free devices, or, if other workers have free
+//! devices first, at one of these (`destinations.rs`): before the requests of the queue, other than those
+//! within guarantees if the lease is beyond that of its tenant. It ends if its last holder is lost, or if its
+//! client is away for longer than other leases outlive their client.
 //!
 //! A lease that ran on several workers is suspended in parts, one for each worker. All go on at the
 //! same time, each on the devices of a worker of its own.
