@@ -72,9 +72,8 @@ pub struct Engine {
     clients: BTreeMap<ClientId, AttachedClient>,
     /// The guarantee, limit and weight of each tenant.
     policy: Policy,
-    /// What each tenant had when the queue was arranged last; `None` if the policy or the queue has changed
-    /// since.
-    arranged_for: Option<BTreeMap<TenantName, Amounts>>,
+    /// What each tenant had when the requests were decided last; `None` if the policy has changed since.
+    decided_for: Option<BTreeMap<TenantName, Amounts>>,
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
@@ -105,7 +104,7 @@ impl Engine {
             queue: Queue::default(),
             clients: BTreeMap::new(),
             policy: Policy::new(),
-            arranged_for: None,
+            decided_for: None,
             reclaim_at: None,
             awaits_recorded_workers: false,
             commands: Vec::new(),
@@ -127,7 +126,7 @@ impl Engine {
             Event::Evict { client } => self.evict(client),
             Event::SetPolicy { policy } => {
                 self.policy = policy;
-                self.arranged_for = None;
+                self.decided_for = None;
             }
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {
@@ -136,10 +135,7 @@ impl Engine {
                 }
             }
             Event::EndLease { lease } => self.end_by_administrator(lease),
-            Event::SetPriority { lease, priority } => {
-                self.queue.set_priority(lease, priority);
-                self.arranged_for = None;
-            }
+            Event::SetPriority { lease, priority } => self.queue.set_priority(lease, priority),
             Event::SuspendLease { lease, by } => self.suspend(lease, by),
             Event::ResumeLease { lease, by } => self.resume_suspended(lease, by),
             Event::Worker {
@@ -380,12 +376,10 @@ impl Engine {
         if was_lost {
             lease.standing = Standing::Running;
         }
-        self.update_charge(id);
-        let Some(lease) = self.leases.get(id) else {
-            return;
-        };
         // The client waits for this, or has not received where the lease was last.
-        if was_lost || lease.is_move_unreported {
+        let is_unreported = was_lost || lease.is_move_unreported;
+        self.update_charge(id);
+        if is_unreported {
             self.report_moved(id);
         }
     }

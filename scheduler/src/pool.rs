@@ -293,34 +293,31 @@ impl Pool {
     /// Returns the devices that are free and not held back, or will be free once they are released; each
     /// with whether it is free now.
     pub(crate) fn coming(&self) -> BTreeMap<DeviceRef, bool> {
-        let free = self.with_usage(|usage| usage == Usage::Free);
-        let free = free.into_iter().map(|device_ref| (device_ref, true));
-        let ending = self.with_usage(|usage| usage == Usage::Ending);
-        let ending = ending.into_iter().map(|device_ref| (device_ref, false));
-        let coming = free.chain(ending);
+        let coming = self.usages().filter(|(device_ref, _, usage)| {
+            let is_coming = matches!(usage, Usage::Free | Usage::Ending);
+            is_coming && !self.held_back.contains_key(device_ref)
+        });
         coming
-            .filter(|(device_ref, _)| !self.held_back.contains_key(device_ref))
+            .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
             .collect()
     }
 
     /// Returns the accepted devices that are in use, or free, of workers that stay: a new lease could get
     /// them if they were free.
     pub(crate) fn usable(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> BTreeSet<DeviceRef> {
-        let unusable = [Usage::Draining, Usage::OutOfService, Usage::Unreachable];
-        let mut usable = self.with_usage(|usage| !unusable.contains(&usage));
-        usable.retain(|device_ref| {
-            self.is_connected(device_ref.worker) && self.device(*device_ref).is_some_and(&accepts)
+        let usable = self.usages().filter(|(device_ref, device, usage)| {
+            let is_usable = matches!(usage, Usage::Free | Usage::Leased(_) | Usage::Ending);
+            is_usable && self.is_connected(device_ref.worker) && accepts(device)
         });
-        usable
+        usable.map(|(device_ref, ..)| device_ref).collect()
     }
 
-    fn with_usage(&self, is_wanted: impl Fn(Usage) -> bool) -> BTreeSet<DeviceRef> {
-        let devices = self.workers.iter().flat_map(|(&worker, known)| {
+    /// Returns all devices, each with how it is used.
+    fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
+        self.workers.iter().flat_map(|(&worker, known)| {
             let devices = known.devices();
-            devices.map(move |(index, _, usage)| (DeviceRef { worker, index }, usage))
-        });
-        let wanted = devices.filter(|(_, usage)| is_wanted(*usage));
-        wanted.map(|(device_ref, _)| device_ref).collect()
+            devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
+        })
     }
 
     /// Returns the devices that leases may get now or later.
@@ -492,19 +489,11 @@ impl Pool {
         self.held_back.extend(held_back);
     }
 
-    /// Holds no devices back for a lease any more.
-    pub(crate) fn drop_held_back(&mut self, lease: LeaseId) {
-        self.held_back.retain(|_, holder| *holder != lease);
-    }
-
-    /// Holds no devices back for these leases any more.
-    pub(crate) fn drop_all_held_back(&mut self, leases: &BTreeSet<LeaseId>) {
+    /// Holds no devices back for these leases any more. Returns whether some were.
+    pub(crate) fn drop_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
+        let before = self.held_back.len();
         self.held_back.retain(|_, holder| !leases.contains(holder));
-    }
-
-    /// Returns the number of devices that are held back.
-    pub(crate) fn held_back_count(&self) -> usize {
-        self.held_back.len()
+        self.held_back.len() < before
     }
 
     /// Returns the devices that are held back for a lease.
@@ -519,16 +508,14 @@ impl Pool {
         self.changed |= self.held_back != *before;
     }
 
-    /// Returns whether anything has happened since [`take_changed`](Self::take_changed) that may have changed
-    /// the verdict on a demand that was busy.
+    /// Returns whether anything has happened since [`clear_changed`](Self::clear_changed) that may have
+    /// changed the verdict on a demand that was busy.
     pub(crate) fn is_changed(&self) -> bool {
         self.changed
     }
 
-    /// Returns whether, since the last call, anything happened that may have changed the
-    /// verdict on a demand that was busy.
-    pub(crate) fn take_changed(&mut self) -> bool {
-        mem::take(&mut self.changed)
+    pub(crate) fn clear_changed(&mut self) {
+        self.changed = false;
     }
 
     pub(crate) fn leased_device(&self, granted: GrantedDevice) -> Option<LeasedDevice> {

@@ -68,6 +68,9 @@ pub(crate) struct Queue {
     waiting: Vec<QueuedRequest>,
     /// The number of requests that were queued so far.
     queued: u64,
+    /// Whether requests were added or removed, or have another priority, since
+    /// [`clear_changed`](Self::clear_changed).
+    changed: bool,
 }
 
 impl Queue {
@@ -110,6 +113,7 @@ impl Queue {
     /// Adds a request, behind all others until the next [`arrange`](Self::arrange).
     pub(crate) fn push(&mut self, waiting: QueuedRequest) {
         self.queued += 1;
+        self.changed = true;
         let number = self.queued;
         self.waiting.push(QueuedRequest { number, ..waiting });
     }
@@ -118,7 +122,9 @@ impl Queue {
     pub(crate) fn remove(&mut self, client: ClientId, request: RequestId) -> bool {
         let before = self.len();
         self.waiting.retain(|waiting| !waiting.is(client, request));
-        self.len() < before
+        let is_removed = self.len() < before;
+        self.changed |= is_removed;
+        is_removed
     }
 
     /// Changes the priority of the request that would become this lease, if it is pending.
@@ -126,11 +132,24 @@ impl Queue {
         let mut waiting = self.waiting.iter_mut();
         if let Some(waiting) = waiting.find(|waiting| waiting.lease == lease) {
             waiting.priority = priority;
+            self.changed = true;
         }
     }
 
     pub(crate) fn remove_all_of(&mut self, client: ClientId) {
+        let before = self.len();
         self.waiting.retain(|waiting| waiting.client != client);
+        self.changed |= self.len() < before;
+    }
+
+    /// Returns whether the requests or their priorities have changed since
+    /// [`clear_changed`](Self::clear_changed).
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    pub(crate) fn clear_changed(&mut self) {
+        self.changed = false;
     }
 
     /// Removes and returns all requests, in order. The caller puts back those that stay pending, in the same

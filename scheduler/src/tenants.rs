@@ -69,14 +69,25 @@ pub struct TenantPolicy {
     pub limit: TenantLimit,
 }
 
+/// The policy of a tenant that a pool's [`Policy`] does not have.
+static DEFAULT_POLICY: TenantPolicy = TenantPolicy {
+    weight: 1,
+    guaranteed: BTreeMap::new(),
+    limit: TenantLimit {
+        devices: BTreeMap::new(),
+        memory_bytes: None,
+    },
+};
+
 impl Default for TenantPolicy {
     fn default() -> Self {
-        Self {
-            weight: 1,
-            guaranteed: BTreeMap::new(),
-            limit: TenantLimit::default(),
-        }
+        DEFAULT_POLICY.clone()
     }
+}
+
+/// Returns the policy of a tenant.
+pub(crate) fn policy_of<'a>(policy: &'a Policy, tenant: &TenantName) -> &'a TenantPolicy {
+    policy.get(tenant).unwrap_or(&DEFAULT_POLICY)
 }
 
 /// What a tenant may have at a time.

@@ -48,16 +48,11 @@ impl Engine {
     /// Drops the client's pending requests and ends its leases, whether it is attached or
     /// not.
     pub(super) fn evict(&mut self, client: ClientId) {
-        self.remove_requests_of(client);
+        self.queue.remove_all_of(client);
         for lease in self.leases.owned_by(client) {
             self.end_lease(lease, Some(EndReason::TokenRevoked));
         }
         self.clients.remove(&client);
-    }
-
-    fn remove_requests_of(&mut self, client: ClientId) {
-        self.queue.remove_all_of(client);
-        self.arranged_for = None;
     }
 
     /// Attaches a client with the leases that it claims. Ends its other leases: the client
@@ -107,7 +102,7 @@ impl Engine {
         if self.clients.remove(&client).is_none() {
             return;
         }
-        self.remove_requests_of(client);
+        self.queue.remove_all_of(client);
         for id in self.leases.owned_by(client) {
             if let Some(lease) = self.leases.get_mut(id) {
                 lease.expires_at = Some(self.now + self.options.lease_expiry);
@@ -154,7 +149,6 @@ impl Engine {
     /// Cancels a pending request. A request that is not pending has been answered already.
     fn cancel(&mut self, client: ClientId, request: RequestId) {
         if self.queue.remove(client, request) {
-            self.arranged_for = None;
             self.refuse(client, request, RefuseReason::Cancelled);
         }
     }

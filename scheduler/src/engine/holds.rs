@@ -12,7 +12,6 @@ use super::handover::HeldCounts;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
-use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, TenantName};
 
 impl Engine {
@@ -26,10 +25,9 @@ impl Engine {
             return false;
         }
         let tenant = lease.tenant.as_ref();
-        let policy = tenant.and_then(|tenant| self.policy.get(tenant));
-        policy.is_none_or(|policy| {
-            let used = tenant.and_then(|tenant| self.used_by_tenants().remove(tenant));
-            !policy.guarantees(&used.unwrap_or_default(), &lease.charge)
+        tenant.is_none_or(|tenant| {
+            let policy = self.policy_of(tenant);
+            !policy.guarantees(&self.used_by(tenant), &lease.charge)
         })
     }
 
@@ -41,8 +39,9 @@ impl Engine {
         }
         loop {
             self.arrange_if_changed();
-            self.drop_holds(|_| true);
-            waiting.iter().for_each(|id| self.pool.drop_held_back(*id));
+            let requests = self.queue.iter().map(|queued| queued.lease);
+            let holders = requests.chain(waiting.iter().copied()).collect();
+            self.pool.drop_held_back(&holders);
             self.hold_back_for_guaranteed();
             let before = waiting.len();
             waiting.retain(|id| !self.go_on_or_wait(*id, held));
@@ -56,15 +55,9 @@ impl Engine {
     /// Drops what is held back for requests that are not within guarantees any more. Returns whether
     /// something was.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
-        let before = self.pool.held_back_count();
-        self.drop_holds(|queued| !queued.is_guaranteed);
-        self.pool.held_back_count() < before
-    }
-
-    fn drop_holds(&mut self, is_dropped: impl Fn(&QueuedRequest) -> bool) {
-        let dropped = self.queue.iter().filter(|queued| is_dropped(queued));
-        let dropped: BTreeSet<_> = dropped.map(|queued| queued.lease).collect();
-        self.pool.drop_all_held_back(&dropped);
+        let stale = self.queue.iter().filter(|queued| !queued.is_guaranteed);
+        let stale = stale.map(|queued| queued.lease).collect();
+        self.pool.drop_held_back(&stale)
     }
 
     /// Holds back the free devices of requests within guarantees for which there will be enough once others
@@ -125,11 +118,9 @@ impl Engine {
     ) -> BTreeSet<DeviceRef> {
         let none = Amounts::default();
         let used = used.get(tenant).unwrap_or(&none);
-        let limit = self.policy.get(tenant).map(|policy| &policy.limit);
-        self.pool.usable(|device| {
-            demand.accepts(device)
-                && limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
-        })
+        let limit = &self.policy_of(tenant).limit;
+        self.pool
+            .usable(|device| demand.accepts(device) && limit.allows(used, device, demand.devices))
     }
 
     /// Counts devices as those of a tenant.

@@ -24,7 +24,7 @@ use super::Engine;
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
-use crate::tenants::{Amounts, TenantName, TenantPolicy};
+use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
 /// A borrowed lease that could be suspended.
@@ -115,9 +115,8 @@ impl Engine {
         if missing == 0 {
             return Some(Vec::new());
         }
-        let candidates = borrowed.iter().filter(|it| it.tenant != *tenant);
-        let candidates = candidates.filter_map(|it| {
-            let useful = it.devices.intersection(may_have).count();
+        let candidates = borrowed.iter().filter_map(|it| {
+            let useful = it.useful_for(tenant, may_have);
             let victim = Victim {
                 lease: it.lease,
                 useful,
@@ -158,12 +157,11 @@ impl Engine {
                 of_tenant.push((lease.granted_at, id, lease));
             }
         }
-        let (default, pool) = (TenantPolicy::default(), self.pool.amounts());
-        let needed = self.needed_by_leases();
+        let (pool, needed) = (self.pool.amounts(), self.needed_by_leases());
         let mut borrowed = Vec::new();
         for (tenant, mut leases) in by_tenant {
             leases.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
-            let policy = self.policy.get(tenant).unwrap_or(&default);
+            let policy = self.policy_of(tenant);
             let (mut guaranteed, mut used) = (Amounts::default(), Amounts::default());
             let mut beyond = Vec::new();
             for (granted_at, id, lease) in leases {

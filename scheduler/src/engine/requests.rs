@@ -48,7 +48,6 @@ impl Engine {
             return self.refuse(client, request, reason);
         }
         self.queue.push(waiting);
-        self.arranged_for = None;
     }
 
     /// Ends a lease, or refuses a request that waits.
@@ -59,7 +58,6 @@ impl Engine {
             return self.end_lease(lease, Some(EndReason::ByAdministrator));
         };
         self.queue.remove(client, request);
-        self.arranged_for = None;
         self.refuse(client, request, RefuseReason::ByAdministrator);
     }
 
@@ -69,8 +67,10 @@ impl Engine {
             return;
         }
         let used = self.used_by_tenants();
-        let is_arranged = self.arranged_for.as_ref() == Some(&used);
-        if self.pool.take_changed() || !is_arranged {
+        let is_due = self.has_changed(&used);
+        self.pool.clear_changed();
+        self.queue.clear_changed();
+        if is_due {
             self.decide_all(used);
         }
     }
@@ -103,7 +103,7 @@ impl Engine {
             // The shares are others now.
             self.arrange_queue(&used);
         }
-        self.arranged_for = Some(used);
+        self.decided_for = Some(used);
     }
 
     /// Puts the requests in order if something has changed on which the order depends.
@@ -112,9 +112,16 @@ impl Engine {
             return;
         }
         let used = self.used_by_tenants();
-        if self.pool.is_changed() || self.arranged_for.as_ref() != Some(&used) {
+        if self.has_changed(&used) {
             self.arrange_queue(&used);
         }
+    }
+
+    /// Returns whether, since the requests were decided last, something has changed on which their order or
+    /// the verdict on one of them depends. The tenants have `used` now.
+    fn has_changed(&self, used: &BTreeMap<TenantName, Amounts>) -> bool {
+        let is_as_decided = self.decided_for.as_ref() == Some(used);
+        self.pool.is_changed() || self.queue.is_changed() || !is_as_decided
     }
 
     /// Puts the requests in the order in which they get devices, if the tenants have `used`.
@@ -150,10 +157,8 @@ impl Engine {
         let (client, request, demand) = (waiting.client, waiting.request, &waiting.demand);
         let none = Amounts::default();
         let of_tenant = used.get(&waiting.tenant).unwrap_or(&none);
-        let limit = self.policy.get(&waiting.tenant).map(|policy| &policy.limit);
-        let allows = |used: &Amounts, device: &_| {
-            limit.is_none_or(|limit| limit.allows(used, device, demand.devices))
-        };
+        let limit = &self.policy_of(&waiting.tenant).limit;
+        let allows = |used: &Amounts, device: &_| limit.allows(used, device, demand.devices);
         let verdict = self
             .pool
             .assess(waiting.lease, demand, |device| allows(of_tenant, device));
@@ -173,11 +178,10 @@ impl Engine {
             }
             Feasibility::Busy => {
                 let possible = self.pool.offers(demand, |device| allows(&none, device));
-                let limit = limit.filter(|_| possible < demand.devices as usize);
-                let Some(limit) = limit.cloned() else {
+                if possible >= demand.devices as usize {
                     return Some(waiting);
-                };
-                let demand = demand.clone();
+                }
+                let (demand, limit) = (demand.clone(), limit.clone());
                 self.refuse(client, request, RefuseReason::TenantLimit { demand, limit });
             }
         }

@@ -8,12 +8,12 @@ use super::Engine;
 use crate::device::DeviceSpec;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, Policy, TenantCounts, TenantName};
+use crate::tenants::{Amounts, TenantCounts, TenantName, TenantPolicy, policy_of};
 
 impl Engine {
-    /// Returns the guarantees, limits and weights of the tenants.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    /// Returns the guarantee, limit and weight of a tenant.
+    pub(super) fn policy_of(&self, tenant: &TenantName) -> &TenantPolicy {
+        policy_of(&self.policy, tenant)
     }
 
     /// Returns what each tenant has that has something: the devices of its leases. A lease that has lost its
@@ -28,6 +28,15 @@ impl Engine {
                 }
             }
         }
+        used
+    }
+
+    /// Returns what a tenant has, as [`used_by_tenants`](Self::used_by_tenants).
+    pub(super) fn used_by(&self, tenant: &TenantName) -> Amounts {
+        let mut used = Amounts::default();
+        let leases = self.leases.iter().map(|(_, lease)| lease);
+        let own = leases.filter(|it| it.tenant.as_ref() == Some(tenant) && it.counts());
+        own.for_each(|lease| used.add(&lease.charge));
         used
     }
 
@@ -70,14 +79,10 @@ impl Engine {
     /// Returns whether a request cannot be granted while its tenant has what it has, as the tenant would have
     /// more than its limit.
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
-        let policy = self.policy.get(&queued.tenant);
-        let used = self.used_by_tenants().remove(&queued.tenant);
-        let (used, demand) = (used.unwrap_or_default(), &queued.demand);
-        policy.is_some_and(|policy| {
-            let limit = &policy.limit;
-            let allows = |device: &DeviceSpec| limit.allows(&used, device, demand.devices);
-            self.pool.offers(demand, allows) < demand.devices as usize
-        })
+        let (tenant, demand) = (&queued.tenant, &queued.demand);
+        let (limit, used) = (&self.policy_of(tenant).limit, self.used_by(tenant));
+        let may_have = |device: &DeviceSpec| limit.allows(&used, device, demand.devices);
+        self.pool.offers(demand, may_have) < demand.devices as usize
     }
 
     /// Returns whether a lease that was suspended and resumed must not get as many devices as it had now, as
@@ -91,10 +96,7 @@ impl Engine {
         if !matches!(lease.standing, Standing::Resuming { cause: None, .. }) {
             return false;
         }
-        let limit = self.policy.get(tenant).map(|policy| &policy.limit);
-        limit.is_some_and(|limit| {
-            let used = self.used_by_tenants().remove(tenant).unwrap_or_default();
-            !limit.allows_all(&used, &lease.charge)
-        })
+        let limit = &self.policy_of(tenant).limit;
+        !limit.allows_all(&self.used_by(tenant), &lease.charge)
     }
 }

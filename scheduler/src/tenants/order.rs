@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Amounts, Policy, TenantName, TenantPolicy};
+use super::{Amounts, Policy, TenantName, TenantPolicy, policy_of};
 use crate::device::Demand;
 
 /// A request, as far as its place in the order depends on it.
@@ -72,7 +72,6 @@ pub(crate) fn order(
     pool: &Amounts,
     requests: &[Ranked<'_>],
 ) -> Vec<Place> {
-    let default = TenantPolicy::default();
     let mut tenants = BTreeMap::<&TenantName, Waiting<'_>>::new();
     let mut by_rank: Vec<usize> = (0..requests.len()).collect();
     by_rank.sort_by_key(|&index| (Reverse(requests[index].priority), requests[index].number));
@@ -80,7 +79,7 @@ pub(crate) fn order(
     for index in by_rank {
         let request = &requests[index];
         let tenant = tenants.entry(request.tenant).or_insert_with(|| Waiting {
-            policy: policy.get(request.tenant).unwrap_or(&default),
+            policy: policy_of(policy, request.tenant),
             used: used.get(request.tenant).cloned().unwrap_or_default(),
             requests: VecDeque::new(),
         });
