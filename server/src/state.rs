@@ -25,6 +25,7 @@
 pub(crate) mod database;
 mod files;
 mod persisted;
+mod write_through;
 
 use std::{
     fs::{File, TryLockError},
@@ -41,6 +42,7 @@ use tensord_transport::{
 };
 
 pub(crate) use persisted::Persisted;
+pub(crate) use write_through::WriteThrough;
 
 /// The rule that [`is_token`] checks, as text for error messages.
 pub(crate) const TOKEN_RULE: &str = "16 to 128 letters, digits and - . _ ~";

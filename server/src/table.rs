@@ -1,5 +1,7 @@
 //! Tables for people: aligned columns without borders, so that cells can be copied.
 
+use std::fmt::Write;
+
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 
 /// Formats a table, each line with its newline. The columns in `right` are aligned right.
@@ -27,4 +29,13 @@ pub(crate) fn text<const N: usize>(
         text.push('\n');
     }
     text
+}
+
+/// Width of the names that [`push_line`] writes.
+const NAME_WIDTH: usize = 10;
+
+/// Adds an indented line with a name, which may be empty, and a value.
+pub(crate) fn push_line(text: &mut String, name: &str, value: &str) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "  {name:NAME_WIDTH$} {value}");
 }

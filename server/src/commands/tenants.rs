@@ -1,6 +1,6 @@
 //! `tensord tenant`: adds, changes, lists and removes the tenants of a running pool.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tensord_proto::v1::{
@@ -29,9 +29,6 @@ const HEADER: [&str; 8] = [
 
 /// Columns of numbers, which are aligned right.
 const RIGHT: [usize; 3] = [1, 5, 6];
-
-/// Width of the names of the lines of a tenant.
-const NAME_WIDTH: usize = 10;
 
 /// The JSON for a tenant. Programs depend on the field names.
 #[derive(Serialize)]
@@ -170,10 +167,7 @@ fn row(tenant: &TenantInfo) -> [String; 8] {
 /// Returns a tenant in lines of text.
 fn text_of(tenant: &TenantInfo) -> String {
     let mut text = format!("tenant {}\n", tenant.name);
-    let mut line = |name: &str, value: &str| {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "  {name:NAME_WIDTH$} {value}");
-    };
+    let mut line = |name: &str, value: &str| table::push_line(&mut text, name, value);
     let or_none = |text: String| if text.is_empty() { "none".into() } else { text };
     line("weight", &tenant.weight.to_string());
     line("guaranteed", &or_none(guarantee_text(tenant)));

@@ -309,11 +309,7 @@ fn write(database: &Database, changes: &Changes) -> Result<(), DatabaseError> {
 
 /// Opens the database in a file, and returns it with the bytes of its records.
 fn open_database(file: File) -> Result<(Database, StoredRecords), DatabaseError> {
-    let database = database::open(file)?;
-    // Creates the table, which reads would miss otherwise.
-    let transaction = database.begin_write()?;
-    transaction.open_table(LEASES)?;
-    transaction.commit()?;
+    let database = database::open(file, LEASES)?;
     let table = database.begin_read()?.open_table(LEASES)?;
     let mut records = Vec::new();
     for entry in table.iter()? {

@@ -1,30 +1,24 @@
 //! The tenants of a pool, on disk, and their changes while the pool runs.
 //!
-//! [`Registry`] has the rules. A change takes effect once it is on disk; changes are made one at a time and
-//! block on the disk, readers wait for neither.
+//! [`Registry`] has the rules. A change takes effect once it is on disk.
 
 mod registry;
 mod store;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) use self::{
     registry::{Registry, Tenant, TenantChange, TenantError},
     store::{RedbTenants, TenantStore},
 };
 use super::access::{Access, ChangeError, TokenState, UnixMillis};
-use crate::state::StateError;
+use crate::state::{StateError, WriteThrough};
 
 /// The tenants of a pool.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     store: Box<dyn TenantStore>,
-    current: RwLock<Arc<Registry>>,
-    /// Held during a change, including its write to disk.
-    write_lock: Mutex<()>,
+    registry: WriteThrough<Registry>,
 }
 
 impl Tenants {
@@ -53,15 +47,13 @@ impl Tenants {
         }
         Ok(Self {
             store,
-            current: RwLock::new(Arc::new(registry)),
-            write_lock: Mutex::default(),
+            registry: WriteThrough::new(registry),
         })
     }
 
     /// Returns the current tenants.
     pub(crate) fn read(&self) -> Arc<Registry> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.clone()
+        self.registry.read()
     }
 
     /// Adds a tenant. Blocks until it is on disk.
@@ -111,10 +103,7 @@ impl Tenants {
         name: &str,
         change: impl FnOnce() -> Result<T, ChangeError>,
     ) -> Result<T, ChangeError> {
-        let _changing = self
-            .write_lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _held = self.registry.hold();
         self.read().get(name)?;
         change()
     }
@@ -124,17 +113,13 @@ impl Tenants {
         name: &str,
         change: impl FnOnce(&mut Registry) -> Result<Option<Tenant>, ChangeError>,
     ) -> Result<(), ChangeError> {
-        // Poisoning can be ignored: a change that panicked has not stored its value.
-        let _changing = self
-            .write_lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut registry = Registry::clone(&self.read());
-        let record = change(&mut registry)?;
-        self.store.write(&[(name.to_owned(), record)].into())?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        *current = Arc::new(registry);
-        Ok(())
+        let write = |_: &Registry, record: &Option<Tenant>| {
+            let written = self
+                .store
+                .write(&[(name.to_owned(), record.clone())].into());
+            Ok(written?)
+        };
+        self.registry.change(change, write).map(drop)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io};
 
-use redb::{Builder, Database, backends::FileBackend};
+use redb::{Builder, Database, Key, TableDefinition, Value, backends::FileBackend};
 
 /// Size of the cache of pages. Entries have a few hundred bytes, and are read once, at the start.
 const CACHE_BYTES: usize = 1 << 20;
@@ -33,15 +33,23 @@ impl<E: Into<redb::Error>> From<E> for DatabaseError {
     }
 }
 
-/// Opens the database in a file, or creates it if the file is empty.
+/// Opens the database in a file, or creates it if the file is empty, with a table.
 ///
 /// # Errors
 ///
 /// If the file cannot be read or written, or is damaged.
-pub(crate) fn open(file: File) -> Result<Database, DatabaseError> {
+pub(crate) fn open<K: Key + 'static, V: Value + 'static>(
+    file: File,
+    table: TableDefinition<'_, K, V>,
+) -> Result<Database, DatabaseError> {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES);
     // Without the check, a damaged file could make later reads panic.
     builder.set_check_integrity_on_open(true);
-    Ok(builder.create_with_backend(FileBackend::new(file)?)?)
+    let database = builder.create_with_backend(FileBackend::new(file)?)?;
+    // Creates the table, which reads would miss otherwise.
+    let transaction = database.begin_write()?;
+    transaction.open_table(table)?;
+    transaction.commit()?;
+    Ok(database)
 }

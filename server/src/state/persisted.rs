@@ -1,25 +1,19 @@
-//! A value that outlives its process: it is read from memory, and each change is written
-//! to a file of the state directory.
-//!
-//! A change that cannot be written to disk does not take effect. Changes are made one at a
-//! time and block on the disk; readers wait for neither.
+//! A value that outlives its process, as a file of the state directory has it.
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::Arc,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{StateError, files};
+use super::{StateError, files, write_through::WriteThrough};
 
-/// A value with a copy on disk; see the module's documentation.
+/// A value of which each change is written to a file.
 #[derive(Debug)]
 pub(crate) struct Persisted<T> {
     path: PathBuf,
-    current: RwLock<Arc<T>>,
-    /// Held during a change, including its write to disk.
-    write_lock: Mutex<()>,
+    value: WriteThrough<T>,
 }
 
 impl<T: Clone + Default + Serialize + DeserializeOwned> Persisted<T> {
@@ -34,15 +28,13 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Persisted<T> {
         };
         Ok(Self {
             path: path.into(),
-            current: RwLock::new(Arc::new(value)),
-            write_lock: Mutex::default(),
+            value: WriteThrough::new(value),
         })
     }
 
     /// Returns the current value.
     pub(crate) fn read(&self) -> Arc<T> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.clone()
+        self.value.read()
     }
 
     /// Changes the value with `change`, and returns its result once the new value is on
@@ -55,21 +47,15 @@ impl<T: Clone + Default + Serialize + DeserializeOwned> Persisted<T> {
         &self,
         change: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
-        // Poisoning can be ignored: a change that panicked has not stored its value.
-        let _changing = self
-            .write_lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut value = T::clone(&self.read());
-        let result = change(&mut value)?;
-        let content = serde_json::to_vec(&value).map_err(|e| {
+        self.value.change(change, |value, _| Ok(self.write(value)?))
+    }
+
+    fn write(&self, value: &T) -> Result<(), StateError> {
+        let content = serde_json::to_vec(value).map_err(|e| {
             let path = self.path.clone();
             let reason = format!("its new content cannot be written as JSON: {e}");
             StateError::Damaged { path, reason }
         })?;
-        files::replace_private(&self.path, &content)?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        *current = Arc::new(value);
-        Ok(result)
+        files::replace_private(&self.path, &content)
     }
 }

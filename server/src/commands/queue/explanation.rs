@@ -1,17 +1,12 @@
 //! Why a lease or request waits, in words.
 
-use std::fmt::Write;
-
 use tensord_proto::{
     ids::LeaseId,
     v1::{DevicesOfLease, NeededDevices, TenantInfo, Waiting},
 };
 
 use super::{suitable_text, waiter, wanted_text};
-use crate::{commands::tenants, human};
-
-/// Width of the names of the lines after the first one.
-const NAME_WIDTH: usize = 10;
+use crate::{commands::tenants, human, table};
 
 /// Returns what a lease or request waits for, who has that, under which rule, and what would end the
 /// wait. `count` is the number of all that wait.
@@ -23,10 +18,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
         holder(&waiting.tenant, &waiting.token),
         wanted_text(waiting)
     );
-    let mut line = |name: &str, value: &str| {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "  {name:NAME_WIDTH$} {value}");
-    };
+    let mut line = |name: &str, value: &str| table::push_line(&mut text, name, value);
     if let Some(waited_ms) = waiting.waited_ms {
         line("waited", &human::duration(waited_ms));
     }

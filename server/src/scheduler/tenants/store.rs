@@ -56,7 +56,7 @@ impl RedbTenants {
     pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
         let path = state.path().join(FILE);
         let file = state.private_file(FILE)?;
-        let database = open(file).map_err(|error| unreadable(&path, &error))?;
+        let database = database::open(file, TENANTS).map_err(|error| unreadable(&path, &error))?;
         let database = Mutex::new(Some(database));
         Ok(Self { path, database })
     }
@@ -70,7 +70,10 @@ impl RedbTenants {
         let known = &mut *self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match known.take() {
             Some(database) => database,
-            None => open(File::options().read(true).write(true).open(&self.path)?)?,
+            None => {
+                let file = File::options().read(true).write(true).open(&self.path)?;
+                database::open(file, TENANTS)?
+            }
         };
         let result = access(&database)?;
         *known = Some(database);
@@ -112,15 +115,6 @@ fn unreadable(path: &Path, error: &DatabaseError) -> StateError {
         true => StateError::DamagedTenants { path, reason },
         false => StateError::Records { path, reason },
     }
-}
-
-fn open(file: File) -> Result<Database, DatabaseError> {
-    let database = database::open(file)?;
-    // Creates the table, which reads would miss otherwise.
-    let transaction = database.begin_write()?;
-    transaction.open_table(TENANTS)?;
-    transaction.commit()?;
-    Ok(database)
 }
 
 impl TenantStore for RedbTenants {
