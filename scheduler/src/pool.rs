@@ -4,22 +4,21 @@
 //! can be met now, later, or never. It must not know clients, requests, or why a lease
 //! begins or ends.
 
+mod demands;
 mod grant_numbers;
+mod held_back;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
-use crate::device::{Demand, DeviceSpec, Inventory, Requirement};
+use crate::device::{DeviceSpec, Inventory, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
-use crate::placement::{self, Candidate};
 use crate::snapshot::WorkerSnapshot;
-use crate::tenants::Amounts;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use worker::Usage;
@@ -230,126 +229,6 @@ impl Pool {
         }
     }
 
-    /// Returns whether a demand can be met, which is to become `lease`, and with which devices: now only with
-    /// those that `may_have` allows.
-    pub(crate) fn assess(
-        &self,
-        lease: LeaseId,
-        demand: &Demand,
-        may_have: impl Fn(&DeviceSpec) -> bool,
-    ) -> Feasibility {
-        let wanted = demand.devices as usize;
-        let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
-        let held_back = self.held_back_for(lease);
-        let is_allowed = |device_ref: &DeviceRef| self.device(*device_ref).is_some_and(accepts);
-        if held_back.len() == wanted && held_back.iter().all(is_allowed) {
-            return Feasibility::Fits(held_back);
-        }
-        let free = self
-            .workers
-            .iter()
-            .flat_map(|(id, worker)| self.grantable(lease, *id, worker, &accepts));
-        // Any `wanted` devices are enough, so a count is a cheap test before choosing.
-        if free.count() >= wanted
-            && let Some(lease_devices) = placement::choose(self.candidates(lease, &accepts), wanted)
-        {
-            return Feasibility::Fits(lease_devices);
-        }
-        match self.offers(demand, |_| true) >= wanted {
-            true => Feasibility::Busy,
-            false => Feasibility::Never,
-        }
-    }
-
-    /// Chooses `wanted` of these devices for a lease; `None` if there are too few.
-    pub(crate) fn choose(&self, devices: &[DeviceRef], wanted: usize) -> Option<Vec<DeviceRef>> {
-        let mut by_worker = BTreeMap::<WorkerId, Vec<(u64, u32)>>::new();
-        for device_ref in devices {
-            if let Some(device) = self.device(*device_ref) {
-                let here = by_worker.entry(device_ref.worker).or_default();
-                here.push((device.memory_bytes, device_ref.index));
-            }
-        }
-        let candidates = by_worker
-            .into_iter()
-            .map(|(worker, devices)| Candidate::new(worker, devices));
-        placement::choose(candidates.collect(), wanted)
-    }
-
-    /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
-    pub(crate) fn offers(&self, demand: &Demand, may_have: impl Fn(&DeviceSpec) -> bool) -> usize {
-        let offered = self.workers.values().flat_map(Worker::offers);
-        let accepted = offered.filter(|device| demand.accepts(device) && may_have(device));
-        accepted.count()
-    }
-
-    /// Returns the kinds of devices that a demand could get.
-    pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
-        let offered = self.workers.values().flat_map(Worker::offers);
-        let accepted = offered.filter(|device| demand.accepts(device));
-        accepted.map(|device| &*device.kind).collect()
-    }
-
-    /// Returns the devices that are free and not held back, or will be free once they are released; each
-    /// with whether it is free now.
-    pub(crate) fn coming(&self) -> BTreeMap<DeviceRef, bool> {
-        let coming = self.usages().filter(|(device_ref, _, usage)| {
-            let is_coming = matches!(usage, Usage::Free | Usage::Ending);
-            is_coming && !self.held_back.contains_key(device_ref)
-        });
-        coming
-            .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
-            .collect()
-    }
-
-    /// Returns the accepted devices that are in use, or free, of workers that stay: a new lease could get
-    /// them if they were free.
-    pub(crate) fn usable(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> BTreeSet<DeviceRef> {
-        let usable = self.usages().filter(|(device_ref, device, usage)| {
-            let is_usable = matches!(usage, Usage::Free | Usage::Leased(_) | Usage::Ending);
-            is_usable && self.is_connected(device_ref.worker) && accepts(device)
-        });
-        usable.map(|(device_ref, ..)| device_ref).collect()
-    }
-
-    /// Returns all devices, each with how it is used.
-    fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
-        self.workers.iter().flat_map(|(&worker, known)| {
-            let devices = known.devices();
-            devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
-        })
-    }
-
-    /// Returns the devices that leases may get now or later.
-    pub(crate) fn amounts(&self) -> Amounts {
-        Amounts::of(self.workers.values().flat_map(Worker::offers))
-    }
-
-    fn candidates(&self, lease: LeaseId, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
-        self.workers
-            .iter()
-            .map(|(id, worker)| {
-                let grantable = self.grantable(lease, *id, worker, accepts);
-                Candidate::new(*id, grantable.collect())
-            })
-            .collect()
-    }
-
-    /// Returns memory and index of each device of a worker that a new lease may get now.
-    fn grantable(
-        &self,
-        lease: LeaseId,
-        id: WorkerId,
-        worker: &Worker,
-        accepts: &impl Fn(&DeviceSpec) -> bool,
-    ) -> impl Iterator<Item = (u64, u32)> {
-        worker.free(accepts).filter(move |(_, index)| {
-            let (worker, index) = (id, *index);
-            let holder = self.held_back.get(&DeviceRef { worker, index });
-            holder.is_none_or(|holder| *holder == lease)
-        })
-    }
-
     /// Returns how the devices are used that `accepts` accepts as suitable for `lease`, which waits.
     pub(crate) fn suitable(
         &self,
@@ -475,37 +354,6 @@ impl Pool {
         fitting.sort_by_key(|device_ref| !is_equal(device_ref));
         fitting.truncate(count);
         fitting
-    }
-
-    /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then
-    /// [`compare_held_back`](Self::compare_held_back) must follow.
-    pub(crate) fn take_held_back(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
-        mem::take(&mut self.held_back)
-    }
-
-    /// Holds back free devices for a lease that needs more than these.
-    pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
-        let held_back = free.into_iter().map(|device_ref| (device_ref, lease));
-        self.held_back.extend(held_back);
-    }
-
-    /// Holds no devices back for these leases any more. Returns whether some were.
-    pub(crate) fn drop_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
-        let before = self.held_back.len();
-        self.held_back.retain(|_, holder| !leases.contains(holder));
-        self.held_back.len() < before
-    }
-
-    /// Returns the devices that are held back for a lease.
-    pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
-        let held_back = self.held_back.iter();
-        let held_back = held_back.filter(|(_, holder)| **holder == lease);
-        held_back.map(|(device_ref, _)| *device_ref).collect()
-    }
-
-    /// Records whether other devices are held back than `before`: demands may then fit that did not.
-    pub(crate) fn compare_held_back(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
-        self.changed |= self.held_back != *before;
     }
 
     /// Returns whether anything has happened since [`clear_changed`](Self::clear_changed) that may have

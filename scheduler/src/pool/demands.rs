@@ -1,0 +1,134 @@
+//! Which devices a request could get: now, once others are released, or in an idle pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tensord_proto::ids::{LeaseId, WorkerId};
+
+use super::worker::{Usage, Worker};
+use super::{Feasibility, Pool};
+use crate::device::{Demand, DeviceSpec};
+use crate::event::DeviceRef;
+use crate::placement::{self, Candidate};
+use crate::tenants::Amounts;
+
+impl Pool {
+    /// Returns whether a demand can be met, which is to become `lease`, and with which devices: now only with
+    /// those that `may_have` allows.
+    pub(crate) fn assess(
+        &self,
+        lease: LeaseId,
+        demand: &Demand,
+        may_have: impl Fn(&DeviceSpec) -> bool,
+    ) -> Feasibility {
+        let wanted = demand.devices as usize;
+        let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
+        let held_back = self.held_back_for(lease);
+        let is_allowed = |device_ref: &DeviceRef| self.device(*device_ref).is_some_and(accepts);
+        if held_back.len() == wanted && held_back.iter().all(is_allowed) {
+            return Feasibility::Fits(held_back);
+        }
+        let free = self
+            .workers
+            .iter()
+            .flat_map(|(id, worker)| self.grantable(lease, *id, worker, &accepts));
+        // Any `wanted` devices are enough, so a count is a cheap test before choosing.
+        if free.count() >= wanted
+            && let Some(lease_devices) = placement::choose(self.candidates(lease, &accepts), wanted)
+        {
+            return Feasibility::Fits(lease_devices);
+        }
+        match self.offers(demand, |_| true) >= wanted {
+            true => Feasibility::Busy,
+            false => Feasibility::Never,
+        }
+    }
+
+    /// Chooses `wanted` of these devices for a lease; `None` if there are too few.
+    pub(crate) fn choose(&self, devices: &[DeviceRef], wanted: usize) -> Option<Vec<DeviceRef>> {
+        let mut by_worker = BTreeMap::<WorkerId, Vec<(u64, u32)>>::new();
+        for device_ref in devices {
+            if let Some(device) = self.device(*device_ref) {
+                let here = by_worker.entry(device_ref.worker).or_default();
+                here.push((device.memory_bytes, device_ref.index));
+            }
+        }
+        let candidates = by_worker
+            .into_iter()
+            .map(|(worker, devices)| Candidate::new(worker, devices));
+        placement::choose(candidates.collect(), wanted)
+    }
+
+    /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
+    pub(crate) fn offers(&self, demand: &Demand, may_have: impl Fn(&DeviceSpec) -> bool) -> usize {
+        let offered = self.workers.values().flat_map(Worker::offers);
+        let accepted = offered.filter(|device| demand.accepts(device) && may_have(device));
+        accepted.count()
+    }
+
+    /// Returns the kinds of devices that a demand could get.
+    pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
+        let offered = self.workers.values().flat_map(Worker::offers);
+        let accepted = offered.filter(|device| demand.accepts(device));
+        accepted.map(|device| &*device.kind).collect()
+    }
+
+    /// Returns the devices that are free and not held back, or will be free once they are released; each
+    /// with whether it is free now.
+    pub(crate) fn coming(&self) -> BTreeMap<DeviceRef, bool> {
+        let coming = self.usages().filter(|(device_ref, _, usage)| {
+            let is_coming = matches!(usage, Usage::Free | Usage::Ending);
+            is_coming && !self.held_back.contains_key(device_ref)
+        });
+        coming
+            .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
+            .collect()
+    }
+
+    /// Returns the accepted devices that are in use, or free, of workers that stay: a new lease could get
+    /// them if they were free.
+    pub(crate) fn usable(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> BTreeSet<DeviceRef> {
+        let usable = self.usages().filter(|(device_ref, device, usage)| {
+            let is_usable = matches!(usage, Usage::Free | Usage::Leased(_) | Usage::Ending);
+            is_usable && self.is_connected(device_ref.worker) && accepts(device)
+        });
+        usable.map(|(device_ref, ..)| device_ref).collect()
+    }
+
+    /// Returns all devices, each with how it is used.
+    fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
+        self.workers.iter().flat_map(|(&worker, known)| {
+            let devices = known.devices();
+            devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
+        })
+    }
+
+    /// Returns the devices that leases may get now or later.
+    pub(crate) fn amounts(&self) -> Amounts {
+        Amounts::of(self.workers.values().flat_map(Worker::offers))
+    }
+
+    fn candidates(&self, lease: LeaseId, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
+        self.workers
+            .iter()
+            .map(|(id, worker)| {
+                let grantable = self.grantable(lease, *id, worker, accepts);
+                Candidate::new(*id, grantable.collect())
+            })
+            .collect()
+    }
+
+    /// Returns memory and index of each device of a worker that a new lease may get now.
+    fn grantable(
+        &self,
+        lease: LeaseId,
+        id: WorkerId,
+        worker: &Worker,
+        accepts: &impl Fn(&DeviceSpec) -> bool,
+    ) -> impl Iterator<Item = (u64, u32)> {
+        worker.free(accepts).filter(move |(_, index)| {
+            let (worker, index) = (id, *index);
+            let holder = self.held_back.get(&DeviceRef { worker, index });
+            holder.is_none_or(|holder| *holder == lease)
+        })
+    }
+}
