@@ -17,7 +17,7 @@ use crate::tenants::{Amounts, TenantName};
 impl Engine {
     /// Returns whether a lease that waits comes after requests within guarantees: it was suspended, and is
     /// beyond the guarantee of its tenant. One that was lost or interrupted had its devices until then.
-    pub(super) fn yields(&self, id: LeaseId) -> bool {
+    pub(super) fn comes_after_guaranteed(&self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
@@ -67,7 +67,7 @@ impl Engine {
         if waiting.is_empty() {
             return;
         }
-        let (mut coming, mut used) = (self.pool.coming(), self.used_by_tenants());
+        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants());
         let mut borrowed = self.borrowed_leases();
         for (lease, tenant, demand) in waiting {
             let may_have = self.may_have(&used, &tenant, &demand);

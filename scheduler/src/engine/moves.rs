@@ -167,7 +167,7 @@ impl Engine {
         };
         let mut later = Vec::new();
         for id in without_devices {
-            match self.yields(id) {
+            match self.comes_after_guaranteed(id) {
                 true => later.push(id),
                 false => drop(self.go_on_or_wait(id, &held)),
             }

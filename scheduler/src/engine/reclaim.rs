@@ -33,7 +33,7 @@ pub(super) struct Borrowed {
     tenant: TenantName,
     devices: BTreeSet<DeviceRef>,
     /// The time from which it may be suspended.
-    ripe_at: Timestamp,
+    suspendable_at: Timestamp,
     /// The share of its tenant, by weight, as bits: those of a share that is not negative have its order.
     share: u64,
     granted_at: Timestamp,
@@ -59,7 +59,7 @@ impl Engine {
         if waiting.is_empty() || self.awaits_claims() {
             return false;
         }
-        let (mut coming, mut used) = (self.pool.coming(), self.used_by_tenants());
+        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants());
         let mut borrowed = self.borrowed_leases();
         let mut has_suspended = false;
         for (lease, tenant, demand) in waiting {
@@ -124,21 +124,19 @@ impl Engine {
                 share: it.share,
                 granted_at: it.granted_at,
             };
-            (useful > 0).then_some((it.ripe_at, victim))
+            (useful > 0).then_some((it.suspendable_at, victim))
         });
-        let (young, ripe): (Vec<_>, Vec<_>) =
-            candidates.partition(|(ripe_at, _)| *ripe_at > self.now);
-        let ripe: Vec<_> = ripe.into_iter().map(|(_, victim)| victim).collect();
-        let mut all: usize = ripe.iter().map(|victim| victim.useful).sum();
+        let (too_early, candidates): (Vec<_>, Vec<_>) =
+            candidates.partition(|(suspendable_at, _)| *suspendable_at > self.now);
+        let candidates: Vec<_> = candidates.into_iter().map(|(_, victim)| victim).collect();
+        let mut all: usize = candidates.iter().map(|victim| victim.useful).sum();
         if all >= missing {
-            return Some(fewest(ripe, missing));
+            return Some(fewest(candidates, missing));
         }
-        let young = young
-            .iter()
-            .map(|(ripe_at, victim)| (*ripe_at, victim.useful));
-        let mut young: Vec<_> = young.collect();
-        young.sort_unstable();
-        let enough = young.into_iter().find(|(_, useful)| {
+        let later = too_early.iter();
+        let mut later: Vec<_> = later.map(|(at, victim)| (*at, victim.useful)).collect();
+        later.sort_unstable();
+        let enough = later.into_iter().find(|(_, useful)| {
             all += useful;
             all >= missing
         });
@@ -180,7 +178,7 @@ impl Engine {
                 lease: lease_id,
                 tenant: tenant.clone(),
                 devices: self.without_needed(lease, &needed),
-                ripe_at: lease.running_since + self.options.min_run_time,
+                suspendable_at: lease.running_since + self.options.min_run_time,
                 share,
                 granted_at,
             }));
@@ -191,7 +189,8 @@ impl Engine {
     /// Returns what devices must be like for leases to go on that wait and come before all requests.
     pub(crate) fn needed_by_leases(&self) -> Vec<Requirement> {
         let waiting = self.leases_without_devices().into_iter();
-        let waiting = waiting.filter(|id| !self.yields(*id) && self.attached_owner(*id).is_some());
+        let waiting = waiting
+            .filter(|id| !self.comes_after_guaranteed(*id) && self.attached_owner(*id).is_some());
         let waiting = waiting.filter_map(|id| self.leases.get(id));
         let needed = waiting.flat_map(|lease| {
             let parts = match lease.standing {

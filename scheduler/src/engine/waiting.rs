@@ -20,8 +20,9 @@ impl Engine {
             let lease = self.leases.get(*id);
             lease.is_some_and(|it| !matches!(it.standing, Standing::Suspended { .. }))
         };
-        let (later, leases): (Vec<_>, Vec<_>) =
-            leases.filter(waits).partition(|id| self.yields(*id));
+        let (later, leases): (Vec<_>, Vec<_>) = leases
+            .filter(waits)
+            .partition(|id| self.comes_after_guaranteed(*id));
         let requests = |is_guaranteed| {
             let requests = self.queue.iter();
             let requests = requests.filter(move |queued| queued.is_guaranteed == is_guaranteed);

@@ -74,12 +74,12 @@ impl Pool {
 
     /// Returns the devices that are free and not held back, or will be free once they are released; each
     /// with whether it is free now.
-    pub(crate) fn coming(&self) -> BTreeMap<DeviceRef, bool> {
-        let coming = self.usages().filter(|(device_ref, _, usage)| {
-            let is_coming = matches!(usage, Usage::Free | Usage::Ending);
-            is_coming && !self.held_back.contains_key(device_ref)
+    pub(crate) fn free_or_ending(&self) -> BTreeMap<DeviceRef, bool> {
+        let devices = self.usages().filter(|(device_ref, _, usage)| {
+            let is_wanted = matches!(usage, Usage::Free | Usage::Ending);
+            is_wanted && !self.held_back.contains_key(device_ref)
         });
-        coming
+        devices
             .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
             .collect()
     }

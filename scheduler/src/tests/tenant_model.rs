@@ -321,14 +321,14 @@ impl World {
         let tenant = tenant_of(first.client);
         let borrowed = leases.iter().filter(|(id, lease)| {
             let is_other = tenant_of(lease.client) != tenant && !lease.is_suspended;
-            let is_ripe = self.now >= lease.running_since + 10_000;
+            let is_due = self.now >= lease.running_since + 10_000;
             let known = self.engine.leases().get(**id);
             let is_running = known.is_some_and(|known| known.standing == Standing::Running);
             let can_suspend = || {
                 let checked = self.engine.check_suspend(**id, Suspender::Administrator);
                 checked.is_ok()
             };
-            is_other && is_ripe && is_running && self.is_borrowed(**id) && can_suspend()
+            is_other && is_due && is_running && self.is_borrowed(**id) && can_suspend()
         });
         let devices = borrowed.flat_map(|(_, lease)| &lease.lease_devices);
         // Leases that come before requests would get these.
