@@ -35,7 +35,7 @@ mod usage;
 mod waiting;
 mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use tensord_proto::grant::GrantNumber;
@@ -170,7 +170,7 @@ impl Engine {
             .pool
             .loss_deadlines(self.options.worker_timeout)
             .map(|(at, _)| at);
-        let ends = self.leases.iter().filter_map(|(_, lease)| lease.ends_at());
+        let ends = self.leases.index().ends().map(|(at, _)| at).next();
         let recorded = self.awaits_recorded_workers;
         let recorded = recorded.then(|| self.leases.adopt_until());
         let all = losses.chain(ends).chain(recorded);
@@ -233,9 +233,12 @@ impl Engine {
         for (_, worker) in due.collect::<Vec<_>>() {
             self.remove_lost_worker(worker);
         }
-        let ends = self.leases.iter();
-        let due = ends.filter(|(_, lease)| lease.ends_at().is_some_and(|at| at <= self.now));
-        for id in due.map(|(id, _)| id).collect::<Vec<_>>() {
+        let ends = self.leases.index().ends();
+        let due: BTreeSet<_> = ends
+            .take_while(|(at, _)| *at <= self.now)
+            .map(|(_, id)| id)
+            .collect();
+        for id in due {
             let has_client = self.attached_owner(id).is_some();
             if !(has_client && self.outlives_missing_worker(id)) {
                 self.end_lease(id, self.overdue_reason(id));
@@ -362,7 +365,7 @@ impl Engine {
                 return self.end_lease(id, Some(unavailable));
             }
         }
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let rejoin_by = lease
@@ -378,6 +381,7 @@ impl Engine {
         }
         // The client waits for this, or has not received where the lease was last.
         let is_unreported = was_lost || lease.is_move_unreported;
+        drop(lease);
         self.update_charge(id);
         if is_unreported {
             self.report_moved(id);

@@ -1,7 +1,10 @@
 //! All leases, and the rule for which unknown leases the engine may still adopt.
 
+mod index;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId};
@@ -9,10 +12,13 @@ use tensord_proto::ids::{ClientId, LeaseId};
 use crate::lease::Lease;
 use crate::record::{LeaseRecord, RecordChange};
 use crate::time::Timestamp;
+use index::Keys;
+pub(crate) use index::LeaseIndex;
 
 /// All leases, and a short list of those that ended.
 pub(crate) struct Leases {
-    leases: BTreeMap<LeaseId, Lease>,
+    leases: BTreeMap<LeaseId, Entry>,
+    index: LeaseIndex,
     /// The end of the adoption window.
     adopt_until: Timestamp,
     /// The leases that ended before `adopt_until`: they are unknown because they ended, not
@@ -24,6 +30,43 @@ pub(crate) struct Leases {
     recorded: BTreeMap<LeaseId, LeaseRecord>,
 }
 
+/// A lease, and by what it is found.
+struct Entry {
+    lease: Lease,
+    keys: Keys,
+}
+
+/// A lease that is changed. When this is dropped, the index is updated.
+pub(crate) struct LeaseMut<'a> {
+    id: LeaseId,
+    entry: &'a mut Entry,
+    index: &'a mut LeaseIndex,
+}
+
+impl Deref for LeaseMut<'_> {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.entry.lease
+    }
+}
+
+impl DerefMut for LeaseMut<'_> {
+    fn deref_mut(&mut self) -> &mut Lease {
+        &mut self.entry.lease
+    }
+}
+
+impl Drop for LeaseMut<'_> {
+    fn drop(&mut self) {
+        let keys = Keys::of(&self.entry.lease);
+        if keys != self.entry.keys {
+            self.index.replace(self.id, &self.entry.keys, &keys);
+            self.entry.keys = keys;
+        }
+    }
+}
+
 impl Leases {
     /// The largest size of `ended`, half a megabyte. A pool in which this many leases have
     /// ended has long recovered from the restart, so the window closes.
@@ -32,6 +75,7 @@ impl Leases {
     pub(crate) fn new(adopt_until: Timestamp) -> Self {
         Self {
             leases: BTreeMap::new(),
+            index: LeaseIndex::default(),
             adopt_until,
             ended: BTreeSet::new(),
             changed: BTreeSet::new(),
@@ -49,32 +93,37 @@ impl Leases {
     }
 
     pub(crate) fn get(&self, lease: LeaseId) -> Option<&Lease> {
-        self.leases.get(&lease)
+        self.leases.get(&lease).map(|entry| &entry.lease)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (LeaseId, &mut Lease)> {
-        self.changed.extend(self.leases.keys());
-        self.leases.iter_mut().map(|(id, lease)| (*id, lease))
+    /// Returns by what leases are found, and sums over them.
+    pub(crate) fn index(&self) -> &LeaseIndex {
+        &self.index
     }
 
-    pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
-        let lease = self.leases.get_mut(&id)?;
+    pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<LeaseMut<'_>> {
+        let entry = self.leases.get_mut(&id)?;
         self.changed.insert(id);
-        Some(lease)
+        let index = &mut self.index;
+        Some(LeaseMut { id, entry, index })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
-        self.leases.iter().map(|(id, lease)| (*id, lease))
+        let leases = self.leases.iter();
+        leases.map(|(id, entry)| (*id, &entry.lease))
     }
 
     pub(crate) fn insert(&mut self, id: LeaseId, lease: Lease) {
-        let replaced = self.leases.insert(id, lease);
+        let keys = Keys::of(&lease);
+        self.index.replace(id, &Keys::default(), &keys);
+        let replaced = self.leases.insert(id, Entry { lease, keys });
         assert!(replaced.is_none(), "lease id {id} was used twice");
         self.changed.insert(id);
     }
 
     pub(crate) fn remove(&mut self, id: LeaseId, now: Timestamp) -> Option<Lease> {
-        let removed = self.leases.remove(&id)?;
+        let Entry { lease, keys } = self.leases.remove(&id)?;
+        self.index.replace(id, &keys, &Keys::default());
         self.changed.insert(id);
         if now < self.adopt_until {
             self.ended.insert(id);
@@ -82,7 +131,7 @@ impl Leases {
                 self.adopt_until = now;
             }
         }
-        Some(removed)
+        Some(lease)
     }
 
     /// Extends the deadlines, because the scheduler did not run from `since` until `now`:
@@ -92,7 +141,11 @@ impl Leases {
         if since < self.adopt_until {
             self.adopt_until = self.adopt_until + now.saturating_since(since);
         }
-        for lease in self.leases.values_mut() {
+        for id in self.leases.keys().copied().collect::<Vec<_>>() {
+            let Some(mut lease) = self.get_mut(id) else {
+                continue;
+            };
+            let lease = &mut *lease;
             for deadline in [&mut lease.expires_at, &mut lease.rejoin_by] {
                 *deadline = deadline.map(|at| at.max(now + wait));
             }
@@ -121,7 +174,7 @@ impl Leases {
     pub(crate) fn take_record_changes(&mut self) -> Vec<RecordChange> {
         let mut changes = Vec::new();
         for id in mem::take(&mut self.changed) {
-            let record = self.leases.get(&id).and_then(LeaseRecord::of);
+            let record = self.get(id).and_then(LeaseRecord::of);
             let earlier = self.recorded.get(&id);
             if record.as_ref() == earlier {
                 continue;
@@ -144,13 +197,21 @@ impl Leases {
 
     /// Returns the leases of a client, attached or not.
     pub(crate) fn owned_by(&self, client: ClientId) -> Vec<LeaseId> {
-        let owned = self.iter().filter(|(_, lease)| lease.owner == Some(client));
-        owned.map(|(id, _)| id).collect()
+        self.index.owned_by(client).collect()
     }
 }
 
 #[cfg(test)]
 impl Leases {
+    /// Asserts that the index is that of the leases.
+    pub(crate) fn check_index(&self) {
+        let mut index = LeaseIndex::default();
+        for (id, lease) in self.iter() {
+            index.replace(id, &Keys::default(), &Keys::of(lease));
+        }
+        assert_eq!(self.index.without_version(), index.without_version());
+    }
+
     /// Returns the number of recorded ended leases.
     pub(crate) fn ended_len(&self) -> usize {
         self.ended.len()

@@ -177,6 +177,13 @@ pub struct Amounts {
     pub memory_bytes: u128,
 }
 
+/// No devices.
+pub(crate) static NOTHING: Amounts = Amounts {
+    devices: BTreeMap::new(),
+    all: 0,
+    memory_bytes: 0,
+};
+
 impl Amounts {
     /// Returns the sum of these devices.
     pub(crate) fn of<'a>(devices: impl IntoIterator<Item = &'a DeviceSpec>) -> Self {
@@ -208,6 +215,25 @@ impl Amounts {
         }
         self.all += other.all;
         self.memory_bytes += other.memory_bytes;
+    }
+
+    /// Takes devices away that were added before.
+    pub(crate) fn subtract(&mut self, other: &Self) {
+        for (kind, count) in &other.devices {
+            if let Some(known) = self.devices.get_mut(kind) {
+                *known -= count;
+                if *known == 0 {
+                    self.devices.remove(kind);
+                }
+            }
+        }
+        self.all -= other.all;
+        self.memory_bytes -= other.memory_bytes;
+    }
+
+    /// Returns whether these are no devices.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.all == 0
     }
 
     /// Returns the dominant share in the devices of a pool, divided by a weight.

@@ -80,11 +80,8 @@ impl Engine {
             let id = claim.lease;
             self.claim(client, claim);
             // After a restart, it is not known before.
-            if let Some(lease) = self
-                .leases
-                .get_mut(id)
-                .filter(|it| it.owner == Some(client))
-            {
+            let lease = self.leases.get_mut(id);
+            if let Some(mut lease) = lease.filter(|it| it.owner == Some(client)) {
                 lease.tenant.get_or_insert_with(|| tenant.clone());
             }
         }
@@ -104,46 +101,64 @@ impl Engine {
         }
         self.queue.remove_all_of(client);
         for id in self.leases.owned_by(client) {
-            if let Some(lease) = self.leases.get_mut(id) {
+            if let Some(mut lease) = self.leases.get_mut(id) {
                 lease.expires_at = Some(self.now + self.options.lease_expiry);
             }
         }
     }
 
     fn claim(&mut self, client: ClientId, claim: Claim) {
-        let (id, durability, epoch) = (claim.lease, claim.durability, claim.epoch);
-        let lease_devices = &claim.lease_devices;
+        let (id, lease_devices) = (claim.lease, &claim.lease_devices);
         let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
-        match self.leases.get_mut(id) {
-            Some(lease) if lease.owner == Some(client) => {
-                lease.expires_at = None;
-                (lease.is_standing_reported, lease.is_restorable) = (false, false);
-                match epoch.cmp(&lease.epoch) {
-                    Ordering::Less => {
-                        lease.is_move_unreported = true;
-                        self.report_moved(id);
-                    }
-                    Ordering::Equal => lease.is_move_unreported = false,
-                    Ordering::Greater => self.adopt_later_claim(client, claim),
-                }
-            }
-            Some(lease) if lease.owner.is_none() => {
-                lease.owner = Some(client);
-                lease.expires_at = None;
-                (lease.durability, lease.epoch) = (durability, epoch);
-                // The client claims no devices of a worker that was lost before the lease moved, although
-                // that worker reports them.
-                let unclaimed = lease.set_devices(lease_devices);
-                self.end_grants(id, unclaimed);
-                self.reserve(id);
-            }
+        match self.leases.get(id).map(|lease| lease.owner) {
+            Some(owner) if owner == Some(client) => self.claim_again(client, claim),
+            Some(None) => self.claim_reported(client, claim),
             None if may_adopt => {
-                let lease = Lease::owned(client, lease_devices, durability, epoch);
+                let lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
             Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
         }
+    }
+
+    /// Handles the claim of a lease of which it is known that the client has it.
+    fn claim_again(&mut self, client: ClientId, claim: Claim) {
+        let id = claim.lease;
+        let Some(mut lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        lease.expires_at = None;
+        (lease.is_standing_reported, lease.is_restorable) = (false, false);
+        let order = claim.epoch.cmp(&lease.epoch);
+        match order {
+            Ordering::Less => lease.is_move_unreported = true,
+            Ordering::Equal => lease.is_move_unreported = false,
+            Ordering::Greater => {}
+        }
+        drop(lease);
+        match order {
+            Ordering::Less => self.report_moved(id),
+            Ordering::Equal => {}
+            Ordering::Greater => self.adopt_later_claim(client, claim),
+        }
+    }
+
+    /// Gives a lease to the client that claims it, of which only workers have reported devices so far.
+    fn claim_reported(&mut self, client: ClientId, claim: Claim) {
+        let id = claim.lease;
+        let Some(mut lease) = self.leases.get_mut(id) else {
+            return;
+        };
+        lease.owner = Some(client);
+        lease.expires_at = None;
+        (lease.durability, lease.epoch) = (claim.durability, claim.epoch);
+        // The client claims no devices of a worker that was lost before the lease moved, although
+        // that worker reports them.
+        let unclaimed = lease.set_devices(&claim.lease_devices);
+        drop(lease);
+        self.end_grants(id, unclaimed);
+        self.reserve(id);
     }
 
     /// Cancels a pending request. A request that is not pending has been answered already.

@@ -12,26 +12,20 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use super::assignment::assign;
 use super::durable::KEEPER_SILENCE;
-use super::handover::HeldCounts;
 use super::waiting::what_happened;
 use crate::lease::{Lease, Standing, SuspendedPart};
 
 impl Engine {
     /// Returns a worker with enough free devices for each part of a lease that was resumed, all
     /// different, if there are such workers. Those that lack the snapshots of their part can get them.
-    pub(super) fn destinations(
-        &self,
-        id: LeaseId,
-        lease: &Lease,
-        held: &HeldCounts,
-    ) -> Option<Vec<WorkerId>> {
+    pub(super) fn destinations(&self, id: LeaseId, lease: &Lease) -> Option<Vec<WorkerId>> {
         let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
         if !is_resumed || self.is_over_limit(id) {
             return None;
         }
         let candidates = (0..)
             .zip(&lease.parts)
-            .map(|(index, part)| self.candidates_for(id, lease, index, part, held));
+            .map(|(index, part)| self.candidates_for(id, lease, index, part));
         assign(&candidates.collect::<Vec<_>>())
     }
 
@@ -78,11 +72,11 @@ impl Engine {
 
     /// Holds back the free devices for which a lease without devices waits, or where it goes on once its
     /// snapshots are there.
-    pub(super) fn hold_back_devices(&mut self, id: LeaseId, held: &HeldCounts) {
+    pub(super) fn hold_back_devices(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        if let Some(workers) = self.destinations(id, lease, held) {
+        if let Some(workers) = self.destinations(id, lease) {
             let parts = lease.parts.iter().zip(workers);
             let free = parts.filter_map(|(part, worker)| {
                 let (requirement, count) = (&part.requirement, part.devices);
@@ -115,7 +109,7 @@ impl Engine {
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
     /// keeper, which has the snapshots, has too few or drains: the lease becomes one that was suspended
     /// and resumed. It does not wait for its worker any more.
-    pub(super) fn seek_destination(&mut self, id: LeaseId, held: &HeldCounts) {
+    pub(super) fn seek_destination(&mut self, id: LeaseId) {
         let is_attached = self.attached_owner(id).is_some();
         let Some(lease) = self.leases.get(id).filter(|_| is_attached) else {
             return;
@@ -140,7 +134,7 @@ impl Engine {
                     .pool
                     .has_free(worker, id, &part.requirement, part.devices)
                 && !self.pool.is_ending(worker, id)
-                && held.has_room(worker)
+                && self.has_room(worker)
         };
         // A keeper that drains hands the snapshots over in any case.
         let must_leave = self.pool.is_draining(keeper.worker);
@@ -151,7 +145,7 @@ impl Engine {
         let (since, rejoin_by) = (self.now, lease.rejoin_by);
         let cause = Some(cause);
         self.suspend_running(id, vec![part], Standing::Resuming { since, cause });
-        if let Some(lease) = self.leases.get_mut(id) {
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.rejoin_by = rejoin_by;
         }
     }
@@ -165,7 +159,6 @@ impl Engine {
         lease: &Lease,
         index: u32,
         part: &SuspendedPart,
-        held: &HeldCounts,
     ) -> Vec<WorkerId> {
         let with_snapshots = self.holders_and_loaders(part);
         let receiving = lease.receiver(index);
@@ -182,7 +175,7 @@ impl Engine {
             let can_get = || {
                 can_be_sent
                     && !self.is_avoided(lease, *worker)
-                    && (is_receiving || held.has_room(*worker))
+                    && (is_receiving || self.has_room(*worker))
             };
             (self.pool.has_free(*worker, id, requirement, count) || is_away)
                 && !self.pool.is_ending(*worker, id)

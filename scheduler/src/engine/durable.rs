@@ -32,7 +32,10 @@ impl Engine {
     /// snapshots, too, and lets others find another keeper.
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
         let mut over = Vec::new();
-        for (id, lease) in self.leases.iter_mut() {
+        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+            let Some(mut lease) = self.leases.get_mut(id) else {
+                continue;
+            };
             let keepers = lease.keepers.len();
             for keeper in lease.keepers.values_mut() {
                 keeper.previous = keeper.previous.filter(|previous| *previous != worker);
@@ -50,7 +53,10 @@ impl Engine {
     /// Has the keepers of leases announced again that use `worker`, which has a new stream, and will
     /// report again what they have.
     pub(super) fn forget_announced(&mut self, worker: WorkerId) {
-        for (_, lease) in self.leases.iter_mut() {
+        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+            let Some(mut lease) = self.leases.get_mut(id) else {
+                continue;
+            };
             for (source, keeper) in &mut lease.keepers {
                 let is_source = *source == worker;
                 keeper.is_announced &= !is_source && keeper.worker != worker;
@@ -63,7 +69,7 @@ impl Engine {
     /// Records which keepers have refused snapshots that `worker` has sent, so that others take over.
     pub(super) fn avoid_refusing(&mut self, worker: WorkerId, refused: &[(PartId, WorkerId)]) {
         for (part, refusing) in refused {
-            let Some(lease) = self.leases.get_mut(part.lease) else {
+            let Some(mut lease) = self.leases.get_mut(part.lease) else {
                 continue;
             };
             let keeper = lease.keepers.get(&worker);
@@ -104,7 +110,7 @@ impl Engine {
         let Some(chosen) = self.choose_keeper(id, source, kept) else {
             return;
         };
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let before = lease.keepers.remove(&source);
@@ -121,6 +127,7 @@ impl Engine {
             }
             lease.keepers.insert(source, chosen);
         }
+        drop(lease);
         if let Some(before) = before.filter(|before| !stays(&before)) {
             self.replace_keeper(id, source, before);
         }
@@ -132,11 +139,10 @@ impl Engine {
     fn replace_keeper(&mut self, id: LeaseId, source: WorkerId, before: Keeper) {
         let is_here = |worker: &WorkerId| self.pool.is_connected(*worker);
         let with_snapshots = before.with_snapshots().filter(is_here);
-        let lease = self.leases.get_mut(id);
-        let present = lease.and_then(|lease| lease.keepers.get_mut(&source));
-        let present = present.map(|present| {
+        let present = self.leases.get_mut(id).and_then(|mut lease| {
+            let present = lease.keepers.get_mut(&source)?;
             present.previous = with_snapshots.filter(|worker| *worker != present.worker);
-            (present.worker, present.previous)
+            Some((present.worker, present.previous))
         });
         let needed = present.map_or([None; 2], |(worker, previous)| [Some(worker), previous]);
         let all = [Some(before.worker), before.previous];
@@ -161,7 +167,7 @@ impl Engine {
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
     pub(super) fn announce_keeper(&mut self, id: LeaseId, source: WorkerId) {
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let is_suspended = lease.is_suspended();

@@ -21,21 +21,6 @@ use crate::reason::EndReason;
 /// them, or the two workers cannot reach each other.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The number of suspended leases of which each worker has snapshots, or is to get some.
-#[derive(Default)]
-pub(super) struct HeldCounts(BTreeMap<WorkerId, usize>);
-
-impl HeldCounts {
-    fn at(&self, worker: WorkerId) -> usize {
-        self.0.get(&worker).copied().unwrap_or_default()
-    }
-
-    /// Returns whether a worker can hold the snapshots of one more lease.
-    pub(super) fn has_room(&self, worker: WorkerId) -> bool {
-        self.at(worker) < MAX_HELD
-    }
-}
-
 /// A part of a suspended lease whose snapshots a worker is to hand over.
 #[derive(Clone, Copy)]
 struct Handover {
@@ -50,17 +35,15 @@ impl Engine {
     /// is one, and takes keepers back that are not needed any more. A worker hands over one part of a
     /// lease after the other.
     pub(super) fn assign_handovers(&mut self) {
-        let suspended = self.leases.iter().filter(|(_, lease)| lease.is_suspended());
-        let suspended: Vec<_> = suspended.map(|(id, _)| id).collect();
+        let suspended: Vec<_> = self.leases.index().suspended().collect();
         if suspended.is_empty() {
             return;
         }
-        let held = self.held_counts();
         for id in suspended {
             let Some(lease) = self.leases.get(id) else {
                 continue;
             };
-            let needed = self.needed_handovers(id, lease, &held);
+            let needed = self.needed_handovers(id, lease);
             let is_needed = |(source, keeper): (&WorkerId, &Keeper)| {
                 let mut parts = needed.get(source).into_iter().flatten();
                 parts.any(|handover| handover.index == keeper.part)
@@ -83,7 +66,7 @@ impl Engine {
                 let mut present = parts.iter().filter(|it| Some(it.index) == begun);
                 let next = present.next().or(parts.first());
                 if let Some(handover) = next {
-                    self.assign_handover(id, source, *handover, &held);
+                    self.assign_handover(id, source, *handover);
                 }
             }
         }
@@ -95,7 +78,7 @@ impl Engine {
         for report in reports {
             let id = report.part.lease;
             let index = report.part.index;
-            let Some(lease) = self.leases.get_mut(id).filter(|lease| lease.is_suspended()) else {
+            let Some(lease) = self.leases.get(id).filter(|lease| lease.is_suspended()) else {
                 continue;
             };
             let keeper = lease.keepers.get(&source);
@@ -113,7 +96,9 @@ impl Engine {
                 }
                 HandoverOutcome::Done => {}
                 HandoverOutcome::Failed => {
-                    lease.avoided.insert(report.keeper, self.now + RETRY_AFTER);
+                    if let Some(mut lease) = self.leases.get_mut(id) {
+                        lease.avoided.insert(report.keeper, self.now + RETRY_AFTER);
+                    }
                     self.withdraw_handover(id, source);
                 }
                 HandoverOutcome::Missing => self.remove_holder(id, index, source),
@@ -125,13 +110,15 @@ impl Engine {
     /// is no other one.
     fn remove_holder(&mut self, id: LeaseId, index: u32, source: WorkerId) {
         self.withdraw_handover(id, source);
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         if let Some(part) = lease.parts.get_mut(index as usize) {
             part.holders.retain(|holder| *holder != source);
         }
-        if !have_snapshots(&lease.parts) {
+        let is_over = !have_snapshots(&lease.parts);
+        drop(lease);
+        if is_over {
             let name = self.pool.get(source).map(|known| known.name().to_owned());
             let reason = EndReason::SnapshotsLost {
                 worker: source,
@@ -143,7 +130,7 @@ impl Engine {
 
     fn finish_handover(&mut self, id: LeaseId, index: u32, source: WorkerId, keeper: WorkerId) {
         let is_draining = self.pool.is_draining(source);
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         lease.keepers.remove(&source);
@@ -153,6 +140,7 @@ impl Engine {
                 .retain(|holder| *holder != keeper && Some(*holder) != gone);
             part.holders.push(keeper);
         }
+        drop(lease);
         self.hold_snapshots(keeper, id, Some(index));
         match is_draining {
             true => self.drop_kept(source, id, index),
@@ -165,14 +153,9 @@ impl Engine {
     /// that lacks its snapshots, if the lease was resumed; or to any worker, from the first of a part's
     /// holders if all of these drain, and no store has the part. The latter does not change when the
     /// worker's stream breaks: otherwise the keeper would drop what it has received.
-    fn needed_handovers(
-        &self,
-        id: LeaseId,
-        lease: &Lease,
-        held: &HeldCounts,
-    ) -> BTreeMap<WorkerId, Vec<Handover>> {
+    fn needed_handovers(&self, id: LeaseId, lease: &Lease) -> BTreeMap<WorkerId, Vec<Handover>> {
         let is_draining = |worker: &WorkerId| self.pool.is_draining(*worker);
-        let destinations = self.destinations(id, lease, held).unwrap_or_default();
+        let destinations = self.destinations(id, lease).unwrap_or_default();
         let mut needed = BTreeMap::<_, Vec<_>>::new();
         for (index, part) in (0..).zip(&lease.parts) {
             let destination = destinations.get(index as usize).copied();
@@ -193,13 +176,7 @@ impl Engine {
     /// Gives `source` a keeper for its snapshots of a part of a suspended lease, if there is one: the
     /// present one if it can go on, or else the one that could run it, with free devices and no other
     /// part, and the fewest suspended leases.
-    fn assign_handover(
-        &mut self,
-        id: LeaseId,
-        source: WorkerId,
-        handover: Handover,
-        held: &HeldCounts,
-    ) {
+    fn assign_handover(&mut self, id: LeaseId, source: WorkerId, handover: Handover) {
         let Handover { index, destination } = handover;
         let Some(lease) = self.leases.get(id) else {
             return;
@@ -227,7 +204,7 @@ impl Engine {
             return;
         }
         let has_room =
-            |worker: &WorkerId| self.pool.is_connected(*worker) && held.has_room(*worker);
+            |worker: &WorkerId| self.pool.is_connected(*worker) && self.has_room(*worker);
         let may_begin = is_ready && self.pool.is_connected(source);
         let candidates = self.pool.ids().filter(can_hold).filter(has_room);
         let candidates = candidates.filter(|_| may_begin);
@@ -239,7 +216,7 @@ impl Engine {
                 !can_run(*worker),
                 !has_free(*worker),
                 has_other_part,
-                held.at(*worker),
+                self.leases.index().held(*worker),
             )
         });
         let keeper = best.map(|worker| Keeper {
@@ -252,15 +229,18 @@ impl Engine {
             previous: None,
         });
         self.withdraw_handover(id, source);
-        if let (Some(keeper), Some(lease)) = (keeper, self.leases.get_mut(id)) {
+        let Some(keeper) = keeper else {
+            return;
+        };
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.keepers.insert(source, keeper);
-            self.announce_keeper(id, source);
         }
+        self.announce_keeper(id, source);
     }
 
     /// Takes the keeper back to which `source` was to hand the snapshots of a suspended lease over.
     fn withdraw_handover(&mut self, id: LeaseId, source: WorkerId) {
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let Some(keeper) = lease.keepers.remove(&source) else {
@@ -269,6 +249,7 @@ impl Engine {
         let part = lease.parts.get(keeper.part as usize);
         let is_holder = part.is_some_and(|part| part.holders.contains(&keeper.worker));
         let is_held = lease.holders().contains(&source);
+        drop(lease);
         if !is_holder {
             self.drop_kept(keeper.worker, id, keeper.part);
         }
@@ -277,13 +258,8 @@ impl Engine {
         }
     }
 
-    /// Returns the number of suspended leases of which each worker has snapshots, or is to get some.
-    pub(super) fn held_counts(&self) -> HeldCounts {
-        let mut counts = BTreeMap::<_, usize>::new();
-        let suspended = self.leases.iter().filter(|(_, lease)| lease.is_suspended());
-        for worker in suspended.flat_map(|(_, lease)| lease.keepers_and_holders()) {
-            *counts.entry(worker).or_default() += 1;
-        }
-        HeldCounts(counts)
+    /// Returns whether a worker can hold the snapshots of one more suspended lease.
+    pub(super) fn has_room(&self, worker: WorkerId) -> bool {
+        self.leases.index().held(worker) < MAX_HELD
     }
 }

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::handover::HeldCounts;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
@@ -27,13 +26,13 @@ impl Engine {
         let tenant = lease.tenant.as_ref();
         tenant.is_none_or(|tenant| {
             let policy = self.policy_of(tenant);
-            !policy.guarantees(&self.used_by(tenant), &lease.charge)
+            !policy.guarantees(self.used_by(tenant), &lease.charge)
         })
     }
 
     /// Has leases go on that come after requests within guarantees, and for which there are devices that no
     /// such request needs.
-    pub(super) fn go_on_after_guaranteed(&mut self, mut waiting: Vec<LeaseId>, held: &HeldCounts) {
+    pub(super) fn go_on_after_guaranteed(&mut self, mut waiting: Vec<LeaseId>) {
         if waiting.is_empty() && self.queue.is_empty() {
             return;
         }
@@ -44,7 +43,7 @@ impl Engine {
             self.pool.drop_held_back(&holders);
             self.hold_back_for_guaranteed();
             let before = waiting.len();
-            waiting.retain(|id| !self.go_on_or_wait(*id, held));
+            waiting.retain(|id| !self.go_on_or_wait(*id));
             if waiting.len() == before {
                 return;
             }
@@ -67,7 +66,7 @@ impl Engine {
         if waiting.is_empty() {
             return;
         }
-        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants());
+        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
         let mut borrowed = self.borrowed_leases();
         for (lease, tenant, demand) in waiting {
             let may_have = self.may_have(&used, &tenant, &demand);

@@ -12,7 +12,6 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
-use super::handover::HeldCounts;
 use crate::lease::{KeptHere, Lease, Standing, SuspendedPart};
 use crate::reason::{CannotMove, EndReason};
 
@@ -28,14 +27,15 @@ impl Engine {
         let now = self.now;
         for (id, how) in leases {
             let lease = self.leases.get_mut(id);
-            let is_its = |lease: &&mut Lease| {
+            let is_its = |lease: &Lease| {
                 lease.standing == Standing::Running && lease.workers().contains(&worker)
             };
-            let Some(lease) = lease.filter(is_its) else {
+            let Some(mut lease) = lease.filter(|lease| is_its(lease)) else {
                 continue;
             };
             lease.kept_at.insert(worker, KeptHere::WithoutRoom);
             let since = *lease.interrupted_at.get_or_insert(now);
+            drop(lease);
             let is_over = now.saturating_since(since) >= INTERRUPTION_TIMEOUT;
             let checked = self.check_reported(id);
             let died = EndReason::ProcessDied { how: how.clone() };
@@ -63,7 +63,7 @@ impl Engine {
         let parts = self.suspended_parts(lease, true)?;
         let (since, cause) = (self.now, Some(cause));
         self.suspend_running(id, parts, Standing::Resuming { since, cause });
-        if let Some(lease) = self.leases.get_mut(id) {
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.rejoin_by = Some(since + lease.recovery_timeout(&self.options));
         }
         self.report_standing(id);
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Has leases go on elsewhere of which a worker drains, if there are devices for them.
-    pub(super) fn move_from_draining(&mut self, held: &HeldCounts) {
+    pub(super) fn move_from_draining(&mut self) {
         let several = self.leases.iter();
         let several = several.filter(|(_, lease)| lease.only_worker().is_none());
         let draining = several.filter_map(|(id, lease)| {
@@ -133,7 +133,7 @@ impl Engine {
                 && self.suspend_for(id, cause).is_ok()
             {
                 // The next lease must not count on them.
-                self.hold_back_devices(id, held);
+                self.hold_back_devices(id);
             }
         }
     }

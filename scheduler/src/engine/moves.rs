@@ -12,7 +12,6 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, StoreId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
-use super::handover::HeldCounts;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, GrantedDevice};
@@ -68,9 +67,10 @@ impl Engine {
             places,
         };
         let mut unused = None;
-        if let Some(lease) = self.leases.get_mut(id) {
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.set_standing(Standing::Lost(lost));
-            lease.rejoin_by = Some(self.now + lease.recovery_timeout(&self.options));
+            let timeout = lease.recovery_timeout(&self.options);
+            lease.rejoin_by = Some(self.now + timeout);
             for keeper in lease.keepers.values_mut() {
                 keeper.is_announced = false;
                 if let Some(previous) = keeper.previous.take() {
@@ -93,10 +93,11 @@ impl Engine {
     pub(super) fn on_unreachable(&mut self, client: ClientId, id: LeaseId) {
         let now = self.now;
         let lease = self.leases.get_mut(id);
-        let Some(lease) = lease.filter(|lease| lease.owner == Some(client)) else {
+        let Some(mut lease) = lease.filter(|lease| lease.owner == Some(client)) else {
             return;
         };
         let Some(worker) = lease.only_worker() else {
+            drop(lease);
             return self.on_one_unreachable(id);
         };
         let unreachable = Unreachable::extend(lease.unreachable, now);
@@ -106,7 +107,9 @@ impl Engine {
         // Its worker may be loading snapshots, and would be reached after that.
         let for_long = for_long && lease.load_stored.is_empty();
         // Without the snapshots, the lease could only go on where it is, if the worker comes back.
-        if lease.is_movable() && (is_down || for_long) {
+        let is_movable = lease.is_movable();
+        drop(lease);
+        if is_movable && (is_down || for_long) {
             self.try_move(id);
         }
     }
@@ -114,7 +117,7 @@ impl Engine {
     /// Records whether `client` could go on with a lease from snapshots.
     pub(super) fn set_restorable(&mut self, client: ClientId, id: LeaseId, is_restorable: bool) {
         let lease = self.leases.get_mut(id);
-        if let Some(lease) = lease.filter(|lease| lease.owner == Some(client)) {
+        if let Some(mut lease) = lease.filter(|lease| lease.owner == Some(client)) {
             lease.is_restorable = is_restorable;
         }
     }
@@ -130,7 +133,7 @@ impl Engine {
         let mut unused = Vec::new();
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
-            if let Some(lease) = self.leases.get_mut(id) {
+            if let Some(mut lease) = self.leases.get_mut(id) {
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
                     let part = PartId {
                         lease: id,
@@ -161,39 +164,35 @@ impl Engine {
     pub(super) fn move_leases(&mut self) {
         let without_devices = self.leases_without_devices();
         let held_back = self.pool.take_held_back();
-        let held = match without_devices.is_empty() {
-            true => HeldCounts::default(),
-            false => self.held_counts(),
-        };
         let mut later = Vec::new();
         for id in without_devices {
             match self.comes_after_guaranteed(id) {
                 true => later.push(id),
-                false => drop(self.go_on_or_wait(id, &held)),
+                false => drop(self.go_on_or_wait(id)),
             }
         }
-        self.go_on_after_guaranteed(later, &held);
+        self.go_on_after_guaranteed(later);
         let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
         let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
         for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
             self.try_move(id);
         }
-        self.move_from_draining(&held);
+        self.move_from_draining();
         self.pool.compare_held_back(&held_back);
     }
 
     /// Has a lease without devices go on if there are devices for it, and otherwise wait for some. Returns
     /// whether it goes on.
-    pub(super) fn go_on_or_wait(&mut self, id: LeaseId, held: &HeldCounts) -> bool {
+    pub(super) fn go_on_or_wait(&mut self, id: LeaseId) -> bool {
         if self.is_over_limit(id) {
             self.report_standing(id);
             return false;
         }
         let goes_on = self.try_move(id);
         if !goes_on {
-            self.seek_destination(id, held);
+            self.seek_destination(id);
             self.report_standing(id);
-            self.hold_back_devices(id, held);
+            self.hold_back_devices(id);
         }
         goes_on
     }
@@ -323,11 +322,13 @@ impl Engine {
         let attached = self.attached_owner(id);
         let lease = self.leases.get_mut(id);
         let unreported = lease.filter(|lease| !lease.is_standing_reported);
-        let (Some(client), Some(lease)) = (attached, unreported) else {
+        let (Some(client), Some(mut lease)) = (attached, unreported) else {
             return;
         };
         lease.is_standing_reported = true;
-        match lease.lost().cloned() {
+        let lost = lease.lost().cloned();
+        drop(lease);
+        match lost {
             Some(reason) => self.commands.push(Command::Interrupted {
                 client,
                 lease: id,
@@ -418,28 +419,30 @@ impl Engine {
             let taken = self.pool.take(device_ref, id, grant);
             assert!(taken.is_ok(), "{device_ref:?} must be free");
         }
-        if let Some(lease) = self.leases.get_mut(id) {
-            lease.lease_devices.clear();
-            lease.add(&lease_devices);
-            lease.epoch += 1;
-            lease.standing = Standing::Running;
-            (lease.running_since, lease.is_reclaimed) = (now, false);
-            (lease.rejoin_by, lease.unreachable) = (None, None);
-            lease.interrupted_at = None;
-            lease.avoided.clear();
-            let keepers = mem::take(&mut lease.keepers);
-            let receiving = keepers.values().flat_map(Keeper::workers);
-            let receiving: Vec<_> = receiving.collect();
-            let keepers = receiving.iter().map(|(worker, _)| *worker);
-            let unused: BTreeSet<_> = keepers.chain(lease.holders()).collect();
-            lease.kept_at.clear();
-            (lease.load_stored, lease.stored) = (load_stored, stored);
-            let parts = mem::take(&mut lease.parts);
-            for worker in unused.difference(&workers) {
-                self.drop_snapshots(*worker, id);
-            }
-            self.drop_other_parts(id, &parts, &receiving, &places);
+        let Some(mut lease) = self.leases.get_mut(id) else {
+            return false;
+        };
+        lease.lease_devices.clear();
+        lease.add(&lease_devices);
+        lease.epoch += 1;
+        lease.standing = Standing::Running;
+        (lease.running_since, lease.is_reclaimed) = (now, false);
+        (lease.rejoin_by, lease.unreachable) = (None, None);
+        lease.interrupted_at = None;
+        lease.avoided.clear();
+        let keepers = mem::take(&mut lease.keepers);
+        let receiving = keepers.values().flat_map(Keeper::workers);
+        let receiving: Vec<_> = receiving.collect();
+        let keepers = receiving.iter().map(|(worker, _)| *worker);
+        let unused: BTreeSet<_> = keepers.chain(lease.holders()).collect();
+        lease.kept_at.clear();
+        (lease.load_stored, lease.stored) = (load_stored, stored);
+        let parts = mem::take(&mut lease.parts);
+        drop(lease);
+        for worker in unused.difference(&workers) {
+            self.drop_snapshots(*worker, id);
         }
+        self.drop_other_parts(id, &parts, &receiving, &places);
         self.update_charge(id);
         self.report_moved(id);
         true
@@ -462,7 +465,7 @@ impl Engine {
         let devices = lease.lease_devices.iter().map(device);
         let load_stored = lease.load_stored.clone();
         if let Some(devices) = devices.collect() {
-            if let Some(lease) = self.leases.get_mut(id) {
+            if let Some(mut lease) = self.leases.get_mut(id) {
                 lease.is_move_unreported = false;
             }
             self.commands.push(Command::Moved {

@@ -59,7 +59,7 @@ impl Engine {
         if waiting.is_empty() || self.awaits_claims() {
             return false;
         }
-        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants());
+        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
         let mut borrowed = self.borrowed_leases();
         let mut has_suspended = false;
         for (lease, tenant, demand) in waiting {
@@ -98,7 +98,7 @@ impl Engine {
     fn awaits_claims(&mut self) -> bool {
         let until = self.leases.adopt_until();
         let is_soon = self.now < until;
-        let awaits = is_soon && self.leases.iter().any(|(_, lease)| lease.tenant.is_none());
+        let awaits = is_soon && self.leases.index().has_unclaimed();
         self.reclaim_at = awaits.then_some(until);
         awaits
     }
@@ -221,7 +221,7 @@ impl Engine {
         }
         self.suspend(id, by);
         self.resume_suspended(id, by);
-        if let Some(lease) = self.leases.get_mut(id) {
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.is_reclaimed = true;
         }
         self.report_standing(id);

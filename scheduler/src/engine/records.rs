@@ -82,18 +82,19 @@ impl Engine {
     /// moved, and the record was not written any more.
     pub(super) fn adopt_later_claim(&mut self, client: ClientId, claim: Claim) {
         let id = claim.lease;
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let named = lease.keepers_and_holders();
         let later = Lease::owned(client, &[], claim.durability, claim.epoch);
-        let outdated = std::mem::replace(lease, later);
+        let outdated = std::mem::replace(&mut *lease, later);
         lease.lease_devices = outdated.lease_devices;
         lease.recover_within = outdated.recover_within;
         (lease.tenant, lease.charge) = (outdated.tenant, outdated.charge);
         lease.granted_at = outdated.granted_at;
         let unclaimed = lease.set_devices(&claim.lease_devices);
         let workers = lease.workers();
+        drop(lease);
         self.end_grants(id, unclaimed);
         for worker in named.difference(&workers) {
             self.drop_snapshots(*worker, id);

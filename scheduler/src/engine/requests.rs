@@ -30,7 +30,7 @@ impl Engine {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
         // Those that wait would not fit, so this one need not be behind them.
-        let mut used = self.used_by_tenants();
+        let mut used = self.used_by_tenants().clone();
         let Some(waiting) = self.try_decide(queued, &mut used) else {
             return;
         };
@@ -66,7 +66,7 @@ impl Engine {
         if self.queue.is_empty() {
             return;
         }
-        let used = self.used_by_tenants();
+        let used = self.used_by_tenants().clone();
         let is_due = self.has_changed(&used);
         self.pool.clear_changed();
         self.queue.clear_changed();
@@ -111,7 +111,7 @@ impl Engine {
         if self.queue.is_empty() {
             return;
         }
-        let used = self.used_by_tenants();
+        let used = self.used_by_tenants().clone();
         if self.has_changed(&used) {
             self.arrange_queue(&used);
         }

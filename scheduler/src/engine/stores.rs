@@ -43,7 +43,7 @@ impl Engine {
             if lease.stored.get(&worker) == stored.as_ref() && !is_loading {
                 continue;
             }
-            if let Some(lease) = self.leases.get_mut(id) {
+            if let Some(mut lease) = self.leases.get_mut(id) {
                 lease.load_stored.remove(&worker);
                 lease.stored.remove(&worker);
                 lease.stored.extend(stored.map(|stored| (worker, stored)));
@@ -58,8 +58,10 @@ impl Engine {
         for id in known.map(Worker::leases).into_iter().flatten() {
             let lease = self.leases.get(id);
             let requirement = lease.and_then(|lease| self.requirement_at(lease, worker));
-            let lease = self.leases.get_mut(id);
-            let stored = lease.and_then(|lease| lease.stored.get_mut(&worker));
+            let Some(mut lease) = self.leases.get_mut(id) else {
+                continue;
+            };
+            let stored = lease.stored.get_mut(&worker);
             if let (Some(stored), Some(requirement)) = (stored, requirement) {
                 stored.requirement = requirement;
             }

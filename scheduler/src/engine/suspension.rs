@@ -76,11 +76,10 @@ impl Engine {
         if !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        let own = self
-            .leases
-            .iter()
-            .filter(|(_, other)| other.owner == lease.owner);
-        let suspended = own.filter(|(_, other)| other.is_suspended()).count();
+        let own = lease.owner.map(|owner| self.leases.owned_by(owner));
+        let own = own.into_iter().flatten();
+        let own = own.filter_map(|id| self.leases.get(id));
+        let suspended = own.filter(|other| other.is_suspended()).count();
         if by == Suspender::Client && suspended >= MAX_SUSPENDED_BY_CLIENT {
             let max = MAX_SUSPENDED_BY_CLIENT;
             return Err(CannotMove::ClientLimit { max });
@@ -90,9 +89,11 @@ impl Engine {
 
     /// Returns the number of leases whose snapshots a worker holds.
     fn held_at(&self, worker: WorkerId) -> usize {
-        let leases = self.leases.iter();
-        let held = leases.filter(|(_, lease)| lease.holders().contains(&worker));
-        held.count()
+        let named = self.leases.index().naming(worker);
+        let named = named.filter_map(|id| self.leases.get(id));
+        named
+            .filter(|lease| lease.holders().contains(&worker))
+            .count()
     }
 
     /// Returns the parts of a lease that runs, with the workers that have their snapshots and will
@@ -151,7 +152,7 @@ impl Engine {
         match self.suspension_of(id, by) {
             Ok(Some(parts)) => self.suspend_running(id, parts, standing),
             Ok(None) => {
-                if let Some(lease) = self.leases.get_mut(id) {
+                if let Some(mut lease) = self.leases.get_mut(id) {
                     lease.set_standing(standing);
                 }
             }
@@ -173,7 +174,7 @@ impl Engine {
         let (old_grants, workers) = (lease.grants(), lease.workers());
         let keepers = lease.keepers.values();
         let keepers: BTreeSet<_> = keepers.flat_map(Keeper::workers).collect();
-        let Some(lease) = self.leases.get_mut(id) else {
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         lease.lease_devices.clear();
@@ -185,6 +186,7 @@ impl Engine {
         lease.parts = parts;
         lease.set_standing(standing);
         let holders = lease.holders();
+        drop(lease);
         self.end_grants(id, old_grants);
         for holder in holders.difference(&workers) {
             self.hold_snapshots(*holder, id, None);
@@ -226,7 +228,7 @@ impl Engine {
     pub(super) fn resume_suspended(&mut self, id: LeaseId, by: Suspender) {
         let (since, cause) = (self.now, None);
         if self.check_resume(id, by).is_ok()
-            && let Some(lease) = self.leases.get_mut(id)
+            && let Some(mut lease) = self.leases.get_mut(id)
         {
             lease.set_standing(Standing::Resuming { since, cause });
             lease.is_reclaimed = false;
@@ -314,9 +316,12 @@ impl Engine {
     /// Settles with a worker that has joined which snapshots of suspended leases it holds: the command
     /// to hold them may have been lost with its stream, and so may that to drop them.
     pub(super) fn settle_holder(&mut self, worker: WorkerId, held: &[LeaseId]) {
-        let leases = self.leases.iter();
-        let known = leases.filter(|(_, lease)| lease.holders().contains(&worker));
-        let known: Vec<_> = known.map(|(id, _)| id).collect();
+        let is_holder = |id: &LeaseId| {
+            let lease = self.leases.get(*id);
+            lease.is_some_and(|lease| lease.holders().contains(&worker))
+        };
+        let named = self.leases.index().naming(worker);
+        let known: Vec<_> = named.filter(is_holder).collect();
         for id in held.iter().filter(|id| !known.contains(id)) {
             self.drop_snapshots(worker, *id);
         }
@@ -340,7 +345,10 @@ impl Engine {
     /// part has no other one, for `reason`.
     pub(super) fn on_holder_lost(&mut self, worker: WorkerId, reason: &EndReason) {
         let mut over = Vec::new();
-        for (id, lease) in self.leases.iter_mut() {
+        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+            let Some(mut lease) = self.leases.get_mut(id) else {
+                continue;
+            };
             for part in &mut lease.parts {
                 part.holders.retain(|holder| *holder != worker);
             }

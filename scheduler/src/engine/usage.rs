@@ -8,7 +8,7 @@ use super::Engine;
 use crate::device::DeviceSpec;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, TenantCounts, TenantName, TenantPolicy, policy_of};
+use crate::tenants::{Amounts, NOTHING, TenantCounts, TenantName, TenantPolicy, policy_of};
 
 impl Engine {
     /// Returns the guarantee, limit and weight of a tenant.
@@ -18,26 +18,13 @@ impl Engine {
 
     /// Returns what each tenant has that has something: the devices of its leases. A lease that has lost its
     /// devices, and not given them back, has as many as before.
-    pub fn used_by_tenants(&self) -> BTreeMap<TenantName, Amounts> {
-        let mut used = BTreeMap::<TenantName, Amounts>::new();
-        for (_, lease) in self.leases.iter() {
-            if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
-                match used.get_mut(tenant) {
-                    Some(of_tenant) => of_tenant.add(&lease.charge),
-                    None => drop(used.insert(tenant.clone(), lease.charge.clone())),
-                }
-            }
-        }
-        used
+    pub fn used_by_tenants(&self) -> &BTreeMap<TenantName, Amounts> {
+        self.leases.index().used()
     }
 
     /// Returns what a tenant has, as [`used_by_tenants`](Self::used_by_tenants).
-    pub(super) fn used_by(&self, tenant: &TenantName) -> Amounts {
-        let mut used = Amounts::default();
-        let leases = self.leases.iter().map(|(_, lease)| lease);
-        let own = leases.filter(|it| it.tenant.as_ref() == Some(tenant) && it.counts());
-        own.for_each(|lease| used.add(&lease.charge));
-        used
+    pub(super) fn used_by(&self, tenant: &TenantName) -> &Amounts {
+        self.used_by_tenants().get(tenant).unwrap_or(&NOTHING)
     }
 
     /// Returns the devices that leases may get now or later.
@@ -71,7 +58,7 @@ impl Engine {
         let devices = lease.lease_devices.keys();
         let devices = devices.filter_map(|device_ref| self.pool.device(*device_ref));
         let charge = Amounts::of(devices);
-        if let Some(lease) = self.leases.get_mut(id) {
+        if let Some(mut lease) = self.leases.get_mut(id) {
             lease.charge = charge;
         }
     }
@@ -81,7 +68,7 @@ impl Engine {
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
         let (tenant, demand) = (&queued.tenant, &queued.demand);
         let (limit, used) = (&self.policy_of(tenant).limit, self.used_by(tenant));
-        let may_have = |device: &DeviceSpec| limit.allows(&used, device, demand.devices);
+        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand.devices);
         self.pool.offers(demand, may_have) < demand.devices as usize
     }
 
@@ -97,6 +84,6 @@ impl Engine {
             return false;
         }
         let limit = &self.policy_of(tenant).limit;
-        !limit.allows_all(&self.used_by(tenant), &lease.charge)
+        !limit.allows_all(self.used_by(tenant), &lease.charge)
     }
 }

@@ -43,7 +43,9 @@ impl Engine {
     /// death has interrupted, as they had devices until then; and then by the time at which the lease ends,
     /// or would end if it had been lost when it was resumed.
     pub(super) fn leases_without_devices(&self) -> Vec<LeaseId> {
-        let ordered = self.leases.iter().filter_map(|(id, lease)| {
+        let unsettled = self.leases.index().unsettled();
+        let ordered = unsettled.filter_map(|id| {
+            let lease = self.leases.get(id)?;
             let (is_interrupted, since) = match &lease.standing {
                 Standing::Running => return None,
                 Standing::Lost(_) => (false, lease.rejoin_by),
@@ -94,7 +96,7 @@ impl Engine {
         if lease.lost().is_some() || lease.keepers.is_empty() {
             return Vec::new();
         }
-        let destinations = self.destinations(id, lease, &self.held_counts());
+        let destinations = self.destinations(id, lease);
         let destinations = (0..).zip(destinations.unwrap_or_default());
         let receiving = destinations.filter(|(part, it)| lease.receiver(*part) == Some(*it));
         let name = |(_, worker)| Some(self.pool.get(worker)?.name().to_owned());

@@ -153,9 +153,13 @@ impl Engine {
                 lease.lease_devices.contains_key(&device_ref) && lease.may_resume_at(device)
             })
         };
-        match self.leases.get_mut(id) {
+        match self.leases.get(id) {
             // No client has claimed the lease yet, so these may be further devices of it.
-            Some(lease) if lease.owner.is_none() => lease.add(&lease_devices),
+            Some(lease) if lease.owner.is_none() => {
+                if let Some(mut lease) = self.leases.get_mut(id) {
+                    lease.add(&lease_devices);
+                }
+            }
             Some(lease) if has_all(lease) => {}
             None if may_adopt => {
                 let expires_at = Some(self.now + self.options.lease_expiry);
@@ -184,13 +188,13 @@ impl Engine {
 
     /// Takes the worker's devices for leases that clients claimed before the worker joined.
     fn resume_claimed(&mut self, worker: WorkerId) {
-        let leases = self
-            .leases
-            .iter()
-            .filter(|(_, lease)| lease.rejoin_by.is_some());
-        let claimed = leases.filter(|(_, lease)| lease.workers().contains(&worker));
-        for lease in claimed.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.reserve(lease);
+        let is_claimed = |id: &LeaseId| {
+            let lease = self.leases.get(*id);
+            lease.is_some_and(|it| it.rejoin_by.is_some() && it.workers().contains(&worker))
+        };
+        let named = self.leases.index().naming(worker);
+        for id in named.filter(is_claimed).collect::<Vec<_>>() {
+            self.reserve(id);
         }
     }
 }

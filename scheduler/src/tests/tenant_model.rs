@@ -18,7 +18,7 @@ impl World {
 
     /// Returns the number of devices of a kind that a tenant has, and the memory of all that it has.
     fn used(&self, tenant: &TenantName, kind: &str) -> (u64, u128) {
-        let used = self.engine.used_by_tenants().remove(tenant);
+        let used = self.engine.used_by_tenants().get(tenant).cloned();
         let used = used.unwrap_or_default();
         let count = used.devices.get(kind).copied().unwrap_or_default();
         (count, used.memory_bytes)
@@ -120,7 +120,7 @@ impl World {
     /// Returns the position of each request that waits in `self.waiting`, in the order in which they get
     /// devices, and whether it is within its tenant's guarantee.
     pub(super) fn expected_order(&self) -> Vec<(usize, bool)> {
-        let mut used: BTreeMap<_, Amounts> = self.engine.used_by_tenants();
+        let mut used: BTreeMap<_, Amounts> = self.engine.used_by_tenants().clone();
         let mut rest: Vec<_> = (0..self.waiting.len()).collect();
         rest.sort_by_key(|&index| (-self.waiting[index].priority, index));
         let is_guaranteed = |index: usize, used: &BTreeMap<TenantName, Amounts>| {

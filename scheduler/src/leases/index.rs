@@ -1,0 +1,228 @@
+//! By what leases are found, and sums over them, so that no event has to go through all leases.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+
+use crate::lease::{Keeper, Lease, Standing};
+use crate::tenants::{Amounts, TenantName};
+use crate::time::Timestamp;
+
+/// By what one lease is found, and what it adds to the sums.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Keys {
+    owner: Option<ClientId>,
+    /// The workers of its devices, those that keep or hold its snapshots, and those that have reported
+    /// something of it.
+    workers: BTreeSet<WorkerId>,
+    /// The workers that keep its snapshots while it has devices, once for each part that they keep.
+    keepers: Vec<WorkerId>,
+    /// The workers that hold its snapshots, or get them, while it is suspended.
+    held_by: BTreeSet<WorkerId>,
+    is_unsettled: bool,
+    is_suspended: bool,
+    ends_at: Option<Timestamp>,
+    is_unclaimed: bool,
+    /// What it adds to what a tenant has.
+    charge: Option<(TenantName, Amounts)>,
+}
+
+impl Keys {
+    pub(super) fn of(lease: &Lease) -> Self {
+        let keepers = lease.keepers.values();
+        let named = keepers.clone().flat_map(Keeper::workers).map(|it| it.0);
+        let devices = lease.lease_devices.keys();
+        let holders = lease.parts.iter().flat_map(|part| &part.holders).copied();
+        let workers = devices.map(|device_ref| device_ref.worker);
+        let workers = workers.chain(named).chain(holders);
+        let workers = workers.chain(lease.kept_at.keys().copied());
+        let is_suspended = lease.is_suspended();
+        let waits = match lease.standing {
+            Standing::Running => false,
+            Standing::Lost(_) | Standing::Resuming { .. } => true,
+            Standing::Suspended { .. } => !lease.is_standing_reported,
+        };
+        let tenant = lease
+            .tenant
+            .as_ref()
+            .filter(|_| lease.counts() && !lease.charge.is_nothing());
+        Self {
+            owner: lease.owner,
+            workers: workers.collect(),
+            keepers: keepers.map(|keeper| keeper.worker).collect(),
+            held_by: match is_suspended {
+                true => lease.keepers_and_holders(),
+                false => BTreeSet::new(),
+            },
+            is_unsettled: waits,
+            is_suspended,
+            ends_at: lease.ends_at(),
+            is_unclaimed: lease.tenant.is_none(),
+            charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
+        }
+    }
+}
+
+/// By what leases are found, and sums over them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeaseIndex {
+    by_owner: BTreeMap<ClientId, BTreeSet<LeaseId>>,
+    by_worker: BTreeMap<WorkerId, BTreeSet<LeaseId>>,
+    unsettled: BTreeSet<LeaseId>,
+    suspended: BTreeSet<LeaseId>,
+    ends: BTreeSet<(Timestamp, LeaseId)>,
+    unclaimed: usize,
+    kept: BTreeMap<WorkerId, usize>,
+    held: BTreeMap<WorkerId, usize>,
+    used: BTreeMap<TenantName, Amounts>,
+    /// Rises whenever a tenant has something else than before.
+    used_version: u64,
+}
+
+impl LeaseIndex {
+    /// Records that a lease is found by `keys`, and no more by `before`.
+    pub(super) fn replace(&mut self, id: LeaseId, before: &Keys, keys: &Keys) {
+        self.count(id, before, false);
+        self.count(id, keys, true);
+        if before.charge != keys.charge {
+            self.used_version += 1;
+            if let Some((tenant, charge)) = &keys.charge {
+                self.used.entry(tenant.clone()).or_default().add(charge);
+            }
+            if let Some((tenant, charge)) = &before.charge
+                && let Some(used) = self.used.get_mut(tenant)
+            {
+                used.subtract(charge);
+                if used.is_nothing() {
+                    self.used.remove(tenant);
+                }
+            }
+        }
+    }
+
+    /// Adds a lease to the sets and counts, or removes it from them.
+    fn count(&mut self, id: LeaseId, keys: &Keys, is_added: bool) {
+        let change = |set: &mut BTreeSet<LeaseId>, is_member: bool| {
+            if is_member {
+                match is_added {
+                    true => set.insert(id),
+                    false => set.remove(&id),
+                };
+            }
+        };
+        change(&mut self.unsettled, keys.is_unsettled);
+        change(&mut self.suspended, keys.is_suspended);
+        if let Some(owner) = keys.owner {
+            change_member(&mut self.by_owner, owner, id, is_added);
+        }
+        for worker in &keys.workers {
+            change_member(&mut self.by_worker, *worker, id, is_added);
+        }
+        if let Some(at) = keys.ends_at {
+            match is_added {
+                true => self.ends.insert((at, id)),
+                false => self.ends.remove(&(at, id)),
+            };
+        }
+        for worker in &keys.keepers {
+            change_count(&mut self.kept, *worker, is_added);
+        }
+        for worker in &keys.held_by {
+            change_count(&mut self.held, *worker, is_added);
+        }
+        match (keys.is_unclaimed, is_added) {
+            (true, true) => self.unclaimed += 1,
+            (true, false) => self.unclaimed -= 1,
+            (false, _) => {}
+        }
+    }
+
+    /// Returns the leases of a client.
+    pub(super) fn owned_by(&self, client: ClientId) -> impl Iterator<Item = LeaseId> {
+        self.by_owner.get(&client).into_iter().flatten().copied()
+    }
+
+    /// Returns the leases that have devices of a worker, or snapshots, or of which it has reported something.
+    pub(crate) fn naming(&self, worker: WorkerId) -> impl Iterator<Item = LeaseId> {
+        self.by_worker.get(&worker).into_iter().flatten().copied()
+    }
+
+    /// Returns the leases that wait for devices, and those that are suspended and whose client has yet to be
+    /// told.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = LeaseId> {
+        self.unsettled.iter().copied()
+    }
+
+    /// Returns the leases that are suspended, or were and wait for devices.
+    pub(crate) fn suspended(&self) -> impl Iterator<Item = LeaseId> {
+        self.suspended.iter().copied()
+    }
+
+    /// Returns the times at which leases end, the earliest first.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = (Timestamp, LeaseId)> {
+        self.ends.iter().copied()
+    }
+
+    /// Returns whether there are leases whose tenant is not known yet.
+    pub(crate) fn has_unclaimed(&self) -> bool {
+        self.unclaimed > 0
+    }
+
+    /// Returns the number of parts of leases whose snapshots a worker keeps.
+    pub(crate) fn kept(&self, worker: WorkerId) -> usize {
+        self.kept.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns the number of suspended leases of which a worker has snapshots, or is to get some.
+    pub(crate) fn held(&self, worker: WorkerId) -> usize {
+        self.held.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns what each tenant has that has something.
+    pub(crate) fn used(&self) -> &BTreeMap<TenantName, Amounts> {
+        &self.used
+    }
+
+    /// Returns a number that rises whenever a tenant has something else than before.
+    pub(crate) fn used_version(&self) -> u64 {
+        self.used_version
+    }
+}
+
+fn change_member<K: Ord>(
+    sets: &mut BTreeMap<K, BTreeSet<LeaseId>>,
+    key: K,
+    id: LeaseId,
+    is_added: bool,
+) {
+    if is_added {
+        sets.entry(key).or_default().insert(id);
+    } else if let Some(set) = sets.get_mut(&key) {
+        set.remove(&id);
+        if set.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
+
+fn change_count(counts: &mut BTreeMap<WorkerId, usize>, worker: WorkerId, is_added: bool) {
+    if is_added {
+        *counts.entry(worker).or_default() += 1;
+    } else if let Some(count) = counts.get_mut(&worker) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&worker);
+        }
+    }
+}
+
+#[cfg(test)]
+impl LeaseIndex {
+    /// Returns the index without what depends on its past.
+    pub(super) fn without_version(&self) -> Self {
+        Self {
+            used_version: 0,
+            ..self.clone()
+        }
+    }
+}
