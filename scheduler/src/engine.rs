@@ -413,6 +413,11 @@ impl Engine {
         &self.leases
     }
 
+    pub(crate) fn check_indexes(&self) {
+        self.leases.check_index();
+        self.pool.check_index();
+    }
+
     /// Returns the devices that are held back, each with the lease that waits for more of them.
     pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
         self.pool.held_back()

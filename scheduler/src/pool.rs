@@ -7,9 +7,11 @@
 mod demands;
 mod grant_numbers;
 mod held_back;
+mod index;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
@@ -21,15 +23,18 @@ use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration,
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
+use held_back::HeldBack;
+pub(crate) use index::WorkerIndex;
+use index::WorkerKeys;
 use worker::Usage;
 pub(crate) use worker::Worker;
 
 /// All workers that have joined and are not lost.
 #[derive(Default)]
 pub(crate) struct Pool {
-    workers: BTreeMap<WorkerId, Worker>,
-    /// Free devices that only this lease gets, or the request that is to become it: it waits for more of them.
-    held_back: BTreeMap<DeviceRef, LeaseId>,
+    workers: BTreeMap<WorkerId, Entry>,
+    index: WorkerIndex,
+    held_back: HeldBack,
     /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
 }
@@ -51,10 +56,91 @@ pub(crate) enum Feasibility {
 #[derive(Debug)]
 pub(crate) struct Unavailable;
 
+/// A worker, and by what it is found.
+struct Entry {
+    worker: Worker,
+    keys: WorkerKeys,
+}
+
+/// A worker that is changed. When this is dropped, the index is updated.
+struct WorkerMut<'a> {
+    id: WorkerId,
+    entry: &'a mut Entry,
+    index: &'a mut WorkerIndex,
+    held_back: &'a HeldBack,
+}
+
+impl Deref for WorkerMut<'_> {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        &self.entry.worker
+    }
+}
+
+impl DerefMut for WorkerMut<'_> {
+    fn deref_mut(&mut self) -> &mut Worker {
+        &mut self.entry.worker
+    }
+}
+
+impl Drop for WorkerMut<'_> {
+    fn drop(&mut self) {
+        let keys = keys_of(self.id, &self.entry.worker, self.held_back);
+        if keys != self.entry.keys {
+            let before = std::mem::replace(&mut self.entry.keys, keys);
+            let keys = Some(&self.entry.keys);
+            self.index.replace(self.id, Some(&before), keys);
+        }
+    }
+}
+
+fn keys_of(id: WorkerId, worker: &Worker, held_back: &HeldBack) -> WorkerKeys {
+    worker.keys(|index| held_back.holder(DeviceRef { worker: id, index }).is_some())
+}
+
 /// Workers join, leave and are lost.
 impl Pool {
     pub(crate) fn get(&self, worker: WorkerId) -> Option<&Worker> {
-        self.workers.get(&worker)
+        self.workers.get(&worker).map(|entry| &entry.worker)
+    }
+
+    /// Returns the workers by what they offer and have free.
+    pub(crate) fn index(&self) -> &WorkerIndex {
+        &self.index
+    }
+
+    /// Returns the workers that were new, gone, or had another stream or offer, since the last call.
+    pub(crate) fn take_changed_workers(&mut self) -> BTreeSet<WorkerId> {
+        self.index.take_changed()
+    }
+
+    /// Records how many parts of leases there are whose snapshots a worker keeps.
+    pub(crate) fn set_kept(&mut self, worker: WorkerId, kept: usize) {
+        if let Some(mut worker) = self.worker_mut(worker) {
+            worker.kept = kept;
+        }
+    }
+
+    fn worker_mut(&mut self, id: WorkerId) -> Option<WorkerMut<'_>> {
+        let entry = self.workers.get_mut(&id)?;
+        Some(WorkerMut {
+            id,
+            entry,
+            index: &mut self.index,
+            held_back: &self.held_back,
+        })
+    }
+
+    /// Changes a worker, and records if that may have changed the verdict on a demand: if `change` returns so.
+    fn change(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> bool) {
+        let worker = self.worker_mut(worker);
+        let is_changed = worker.is_some_and(|mut worker| change(&mut worker));
+        self.changed |= is_changed;
+    }
+
+    fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.workers.iter().map(|(id, entry)| (*id, &entry.worker))
     }
 
     pub(crate) fn contains(&self, worker: WorkerId) -> bool {
@@ -87,57 +173,64 @@ impl Pool {
         stream: StreamId,
         now: Timestamp,
     ) {
-        self.workers
-            .insert(worker, Worker::new(registration, stream, now));
+        let id = worker;
+        let worker = Worker::new(registration, stream, now);
+        let keys = keys_of(id, &worker, &self.held_back);
+        self.index.replace(id, None, Some(&keys));
+        self.workers.insert(id, Entry { worker, keys });
         self.changed = true;
     }
 
     /// Records a worker's new stream. Its leases stay, and so do its flags `leaving` and `drained`.
     pub(crate) fn reconnect(&mut self, worker: WorkerId, stream: StreamId, now: Timestamp) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        self.change(worker, |worker| {
             worker.stream = Some(stream);
             worker.last_beat = now;
             worker.not_lost_before = None;
-            self.changed = true;
-        }
+            true
+        });
     }
 
     pub(crate) fn disconnect(&mut self, worker: WorkerId) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        if let Some(mut worker) = self.worker_mut(worker) {
             worker.stream = None;
         }
     }
 
     pub(crate) fn beat(&mut self, worker: WorkerId, now: Timestamp) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.last_beat = now;
+        if let Some(entry) = self.workers.get_mut(&worker) {
+            entry.worker.last_beat = now;
         }
     }
 
     pub(crate) fn leave(&mut self, worker: WorkerId) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        self.change(worker, |worker| {
             worker.leaving = true;
-            self.changed = true;
-        }
+            true
+        });
     }
 
     pub(crate) fn set_drained(&mut self, worker: WorkerId, is_drained: bool) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        self.change(worker, |worker| {
             worker.drained = is_drained;
-            self.changed = true;
-        }
+            true
+        });
     }
 
     pub(crate) fn remove(&mut self, worker: WorkerId) -> Option<Worker> {
-        let removed = self.workers.remove(&worker)?;
+        let Entry {
+            worker: removed,
+            keys,
+        } = self.workers.remove(&worker)?;
+        self.index.replace(worker, Some(&keys), None);
         self.changed = true;
         Some(removed)
     }
 
     /// Postpones the loss of every current worker until `until` at the earliest.
     pub(crate) fn postpone_loss(&mut self, until: Timestamp) {
-        for worker in self.workers.values_mut() {
-            worker.not_lost_before = Some(until);
+        for entry in self.workers.values_mut() {
+            entry.worker.not_lost_before = Some(until);
         }
     }
 
@@ -146,10 +239,8 @@ impl Pool {
         &self,
         timeout: Duration,
     ) -> impl Iterator<Item = (Timestamp, WorkerId)> {
-        self.workers
-            .iter()
-            .filter(|(_, worker)| worker.stream.is_none())
-            .map(move |(id, worker)| (worker.lost_at(timeout), *id))
+        let disconnected = self.index.disconnected().iter();
+        disconnected.filter_map(move |id| Some((self.get(*id)?.lost_at(timeout), *id)))
     }
 }
 
@@ -166,12 +257,12 @@ impl Pool {
         if !self.may_be_valid(device_ref, grant) {
             return Err(Unavailable);
         }
-        let worker = self.workers.get_mut(&device_ref.worker);
-        if !worker.is_some_and(|worker| worker.take(device_ref.index, lease, grant)) {
+        let worker = self.worker_mut(device_ref.worker);
+        if !worker.is_some_and(|mut worker| worker.take(device_ref.index, lease, grant)) {
             return Err(Unavailable);
         }
+        self.held_back.remove(device_ref);
         self.record_grant(device_ref, grant);
-        self.held_back.remove(&device_ref);
         Ok(())
     }
 
@@ -188,7 +279,7 @@ impl Pool {
     /// have ended.
     pub(crate) fn end(&mut self, worker: WorkerId, lease: LeaseId, grants: &[DeviceGrant]) {
         self.record_ended(worker, grants);
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        if let Some(mut worker) = self.worker_mut(worker) {
             worker.end(lease, grants);
         }
     }
@@ -197,7 +288,7 @@ impl Pool {
     /// all earlier ones have ended.
     pub(crate) fn record_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
         self.record_ended(worker, &[grant]);
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        if let Some(mut worker) = self.worker_mut(worker) {
             worker.record_ending(lease, grant);
         }
     }
@@ -205,9 +296,7 @@ impl Pool {
     /// Records that a worker has released the devices of an ended lease, except the `busy`
     /// ones.
     pub(crate) fn release(&mut self, worker: WorkerId, lease: LeaseId, busy: &BTreeSet<u32>) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            self.changed |= worker.release(lease, busy);
-        }
+        self.change(worker, |worker| worker.release(lease, busy));
     }
 
     /// Returns the ended leases with devices that the worker has not released, each with
@@ -224,9 +313,7 @@ impl Pool {
 
     /// Records which devices a worker cannot offer at the moment.
     pub(crate) fn set_out_of_service(&mut self, worker: WorkerId, devices: Outages) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            self.changed |= worker.set_out_of_service(devices);
-        }
+        self.change(worker, |worker| worker.set_out_of_service(devices));
     }
 
     /// Returns how the devices are used that `accepts` accepts as suitable for `lease`, which waits.
@@ -236,13 +323,13 @@ impl Pool {
         accepts: impl Fn(WorkerId, &DeviceSpec) -> bool,
     ) -> SuitableDevices {
         let mut suitable = SuitableDevices::default();
-        for (&worker, known) in &self.workers {
+        for (worker, known) in self.workers() {
             let free_before = suitable.free;
             for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
-                let holder = self.held_back.get(&DeviceRef { worker, index });
+                let holder = self.held_back.holder(DeviceRef { worker, index });
                 match (usage, holder) {
-                    (Usage::Free, Some(holder)) if *holder != lease => {
-                        *suitable.held_back.entry(*holder).or_default() += 1;
+                    (Usage::Free, Some(holder)) if holder != lease => {
+                        *suitable.held_back.entry(holder).or_default() += 1;
                     }
                     (Usage::Free, _) => suitable.free += 1,
                     (Usage::Leased(by), _) => *suitable.leased.entry(by).or_default() += 1,
@@ -343,8 +430,8 @@ impl Pool {
         let free = known.flat_map(|known| known.free(&accepts));
         let free = free.map(|(_, index)| DeviceRef { worker, index });
         let fits = |device_ref: &DeviceRef| {
-            let holder = self.held_back.get(device_ref);
-            holder.is_none_or(|holder| *holder == lease)
+            let holder = self.held_back.holder(*device_ref);
+            holder.is_none_or(|holder| holder == lease)
         };
         let mut fitting: Vec<_> = free.filter(fits).collect();
         let is_equal = |device_ref: &DeviceRef| {
@@ -379,23 +466,28 @@ impl Pool {
 
     pub(crate) fn inventory(&self) -> Inventory {
         let mut inventory = Inventory::default();
-        for worker in self.workers.values() {
+        for (_, worker) in self.workers() {
             inventory.add(worker.offers());
         }
         inventory
     }
 
     pub(crate) fn snapshot(&self) -> Vec<WorkerSnapshot> {
-        self.workers
-            .iter()
-            .map(|(id, worker)| worker.snapshot(*id))
+        self.workers()
+            .map(|(id, worker)| worker.snapshot(id))
             .collect()
     }
 }
 
 #[cfg(test)]
 impl Pool {
-    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
-        &self.held_back
+    /// Asserts that the index is that of the workers.
+    pub(crate) fn check_index(&self) {
+        let mut index = WorkerIndex::default();
+        for (id, worker) in self.workers() {
+            let keys = keys_of(id, worker, &self.held_back);
+            index.replace(id, None, Some(&keys));
+        }
+        assert_eq!(self.index.without_changes(), index.without_changes());
     }
 }

@@ -195,7 +195,7 @@ impl Amounts {
     }
 
     /// Adds devices of a kind, or of a kind that is not known, with this memory each.
-    fn add_devices(&mut self, kind: Option<&str>, count: u64, memory_bytes: u64) {
+    pub(crate) fn add_devices(&mut self, kind: Option<&str>, count: u64, memory_bytes: u64) {
         match kind.map(|kind| (kind, self.devices.get_mut(kind))) {
             Some((_, Some(known))) => *known += count,
             Some((kind, None)) => drop(self.devices.insert(kind.to_owned(), count)),

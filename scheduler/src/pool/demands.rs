@@ -27,15 +27,13 @@ impl Pool {
         if held_back.len() == wanted && held_back.iter().all(is_allowed) {
             return Feasibility::Fits(held_back);
         }
-        let free = self
-            .workers
-            .iter()
-            .flat_map(|(id, worker)| self.grantable(lease, *id, worker, &accepts));
-        // Any `wanted` devices are enough, so a count is a cheap test before choosing.
-        if free.count() >= wanted
-            && let Some(lease_devices) = placement::choose(self.candidates(lease, &accepts), wanted)
-        {
-            return Feasibility::Fits(lease_devices);
+        let own = held_back.iter().filter(|it| is_allowed(it)).count();
+        // Any `wanted` devices are enough.
+        if self.index().free().count(&accepts) + own >= wanted {
+            let candidates = self.candidates(lease, &held_back, wanted, &accepts);
+            if let Some(lease_devices) = placement::choose(candidates, wanted) {
+                return Feasibility::Fits(lease_devices);
+            }
         }
         match self.offers(demand, |_| true) >= wanted {
             true => Feasibility::Busy,
@@ -60,16 +58,15 @@ impl Pool {
 
     /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
     pub(crate) fn offers(&self, demand: &Demand, may_have: impl Fn(&DeviceSpec) -> bool) -> usize {
-        let offered = self.workers.values().flat_map(Worker::offers);
-        let accepted = offered.filter(|device| demand.accepts(device) && may_have(device));
-        accepted.count()
+        let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
+        self.index().offered().count(accepts)
     }
 
     /// Returns the kinds of devices that a demand could get.
     pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
-        let offered = self.workers.values().flat_map(Worker::offers);
-        let accepted = offered.filter(|device| demand.accepts(device));
-        accepted.map(|device| &*device.kind).collect()
+        let offered = self.index().offered().iter();
+        let accepted = offered.filter(|(device, _)| demand.accepts(device));
+        accepted.map(|(device, _)| &*device.kind).collect()
     }
 
     /// Returns the devices that are free and not held back, or will be free once they are released; each
@@ -77,7 +74,7 @@ impl Pool {
     pub(crate) fn free_or_ending(&self) -> BTreeMap<DeviceRef, bool> {
         let devices = self.usages().filter(|(device_ref, _, usage)| {
             let is_wanted = matches!(usage, Usage::Free | Usage::Ending);
-            is_wanted && !self.held_back.contains_key(device_ref)
+            is_wanted && self.held_back.holder(*device_ref).is_none()
         });
         devices
             .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
@@ -96,7 +93,7 @@ impl Pool {
 
     /// Returns all devices, each with how it is used.
     fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
-        self.workers.iter().flat_map(|(&worker, known)| {
+        self.workers().flat_map(|(worker, known)| {
             let devices = known.devices();
             devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
         })
@@ -104,17 +101,36 @@ impl Pool {
 
     /// Returns the devices that leases may get now or later.
     pub(crate) fn amounts(&self) -> Amounts {
-        Amounts::of(self.workers.values().flat_map(Worker::offers))
+        let mut amounts = Amounts::default();
+        for (device, count) in self.index().offered().iter() {
+            amounts.add_devices(Some(&device.kind), count as u64, device.memory_bytes);
+        }
+        amounts
     }
 
-    fn candidates(&self, lease: LeaseId, accepts: &impl Fn(&DeviceSpec) -> bool) -> Vec<Candidate> {
-        self.workers
-            .iter()
-            .map(|(id, worker)| {
-                let grantable = self.grantable(lease, *id, worker, accepts);
-                Candidate::new(*id, grantable.collect())
-            })
-            .collect()
+    /// Returns the workers of which a lease of `wanted` devices may get some, for which these are held back.
+    /// Of those that are alike, these are as many as it could need, with the lowest ids: the others would
+    /// not be chosen.
+    fn candidates(
+        &self,
+        lease: LeaseId,
+        held_back: &[DeviceRef],
+        wanted: usize,
+        accepts: &impl Fn(&DeviceSpec) -> bool,
+    ) -> Vec<Candidate> {
+        let own: BTreeSet<_> = held_back.iter().map(|it| it.worker).collect();
+        let groups = self.index().groups().flat_map(|(alike, group)| {
+            let free = alike.free.count(accepts);
+            let enough = wanted.checked_div(free).map_or(0, |whole| whole + 1);
+            let others = group.by_id().filter(|worker| !own.contains(worker));
+            others.take(enough)
+        });
+        let workers = groups.chain(own.iter().copied());
+        let candidates = workers.filter_map(|id| {
+            let grantable = self.grantable(lease, id, self.get(id)?, accepts);
+            Some(Candidate::new(id, grantable.collect()))
+        });
+        candidates.collect()
     }
 
     /// Returns memory and index of each device of a worker that a new lease may get now.
@@ -127,8 +143,8 @@ impl Pool {
     ) -> impl Iterator<Item = (u64, u32)> {
         worker.free(accepts).filter(move |(_, index)| {
             let (worker, index) = (id, *index);
-            let holder = self.held_back.get(&DeviceRef { worker, index });
-            holder.is_none_or(|holder| *holder == lease)
+            let holder = self.held_back.holder(DeviceRef { worker, index });
+            holder.is_none_or(|holder| holder == lease)
         })
     }
 }

@@ -25,16 +25,17 @@ impl Pool {
 
     /// Records that this grant of a device exists or existed.
     pub(crate) fn record_grant(&mut self, device_ref: DeviceRef, grant: GrantNumber) {
-        let worker = self.workers.get_mut(&device_ref.worker);
-        let grants = worker.and_then(|worker| worker.grants.get_mut(device_ref.index as usize));
-        if let Some(grants) = grants {
+        let worker = self.worker_mut(device_ref.worker);
+        if let Some(mut worker) = worker
+            && let Some(grants) = worker.grants.get_mut(device_ref.index as usize)
+        {
             grants.latest = grants.latest.max(grant);
         }
     }
 
     /// Records that these grants of devices of `worker`, and all earlier ones, have ended.
     pub(crate) fn record_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
-        let Some(worker) = self.workers.get_mut(&worker) else {
+        let Some(mut worker) = self.worker_mut(worker) else {
             return;
         };
         for &DeviceGrant { index, grant } in ended {

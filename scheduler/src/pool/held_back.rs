@@ -3,40 +3,95 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-use tensord_proto::ids::LeaseId;
+use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Pool;
 use crate::event::DeviceRef;
+
+/// Free devices that only one lease gets each, or the request that is to become it: it waits for more of them.
+#[derive(Debug, Default)]
+pub(super) struct HeldBack {
+    by_device: BTreeMap<DeviceRef, LeaseId>,
+    by_lease: BTreeMap<LeaseId, BTreeSet<DeviceRef>>,
+}
+
+impl HeldBack {
+    /// Returns the lease for which a device is held back, if it is.
+    pub(super) fn holder(&self, device_ref: DeviceRef) -> Option<LeaseId> {
+        self.by_device.get(&device_ref).copied()
+    }
+
+    pub(super) fn remove(&mut self, device_ref: DeviceRef) {
+        let Some(lease) = self.by_device.remove(&device_ref) else {
+            return;
+        };
+        if let Some(devices) = self.by_lease.get_mut(&lease) {
+            devices.remove(&device_ref);
+            if devices.is_empty() {
+                self.by_lease.remove(&lease);
+            }
+        }
+    }
+
+    fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId) {
+        self.remove(device_ref);
+        self.by_device.insert(device_ref, lease);
+        self.by_lease.entry(lease).or_default().insert(device_ref);
+    }
+}
 
 impl Pool {
     /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then
     /// [`compare_held_back`](Self::compare_held_back) must follow.
     pub(crate) fn take_held_back(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
-        mem::take(&mut self.held_back)
+        let taken = mem::take(&mut self.held_back).by_device;
+        self.refresh(taken.keys().map(|device_ref| device_ref.worker).collect());
+        taken
     }
 
     /// Holds back free devices for a lease that needs more than these.
     pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
-        let held_back = free.into_iter().map(|device_ref| (device_ref, lease));
-        self.held_back.extend(held_back);
+        for device_ref in &free {
+            self.held_back.insert(*device_ref, lease);
+        }
+        self.refresh(free.iter().map(|device_ref| device_ref.worker).collect());
     }
 
     /// Holds no devices back for these leases any more. Returns whether some were.
     pub(crate) fn drop_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
-        let before = self.held_back.len();
-        self.held_back.retain(|_, holder| !leases.contains(holder));
-        self.held_back.len() < before
+        let mut dropped = BTreeSet::new();
+        for lease in leases {
+            dropped.extend(self.held_back_for(*lease));
+        }
+        for device_ref in &dropped {
+            self.held_back.remove(*device_ref);
+        }
+        self.refresh(dropped.iter().map(|device_ref| device_ref.worker).collect());
+        !dropped.is_empty()
     }
 
     /// Returns the devices that are held back for a lease.
     pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
-        let held_back = self.held_back.iter();
-        let held_back = held_back.filter(|(_, holder)| **holder == lease);
-        held_back.map(|(device_ref, _)| *device_ref).collect()
+        let held_back = self.held_back.by_lease.get(&lease);
+        held_back.into_iter().flatten().copied().collect()
     }
 
     /// Records whether other devices are held back than `before`: demands may then fit that did not.
     pub(crate) fn compare_held_back(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
-        self.changed |= self.held_back != *before;
+        self.changed |= self.held_back.by_device != *before;
+    }
+
+    /// Updates by what workers are found, whose devices are held back or are not any more.
+    fn refresh(&mut self, workers: BTreeSet<WorkerId>) {
+        for worker in workers {
+            drop(self.worker_mut(worker));
+        }
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+        &self.held_back.by_device
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 
+use super::index::{Alike, ClassCounts, DeviceClass, WorkerKeys};
 use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
 use crate::snapshot::{DeviceSnapshot, WorkerSnapshot};
@@ -36,6 +37,10 @@ pub(crate) struct Worker {
     ending: BTreeMap<(u32, LeaseId), GrantNumber>,
     /// The devices that the worker cannot offer at the moment.
     out_of_service: Outages,
+    /// The class of each device, by device index.
+    classes: Vec<DeviceClass>,
+    /// The number of parts of leases whose snapshots the worker keeps.
+    pub(super) kept: usize,
 }
 
 /// The known grants of a device.
@@ -83,6 +88,8 @@ impl Worker {
             grants: vec![Grants::default(); registration.devices.len()],
             ending: BTreeMap::new(),
             out_of_service: Outages::new(),
+            classes: registration.devices.iter().map(DeviceClass::of).collect(),
+            kept: 0,
             registration,
         }
     }
@@ -208,11 +215,38 @@ impl Worker {
         before != self.out_of_service
     }
 
+    /// Returns by what the worker is found; `is_held_back` tells whether a free device is, by its index.
+    pub(super) fn keys(&self, is_held_back: impl Fn(u32) -> bool) -> WorkerKeys {
+        let (mut offered, mut free) = (ClassCounts::default(), ClassCounts::default());
+        for (index, class) in (0..).zip(&self.classes) {
+            if self.is_offered(index) {
+                offered.add(class, 1);
+            }
+            if self.usage(index) == Usage::Free && !is_held_back(index) {
+                free.add(class, 1);
+            }
+        }
+        let alike = Alike {
+            offered,
+            free,
+            is_connected: self.stream.is_some(),
+            is_draining: self.is_draining(),
+        };
+        let kept = self.kept;
+        WorkerKeys { alike, kept }
+    }
+
+    /// Returns whether new leases may get a device now or later.
+    fn is_offered(&self, index: u32) -> bool {
+        let grants = self.grants.get(index as usize);
+        !self.is_draining() && grants.is_some_and(Grants::can_rise)
+    }
+
     /// Returns the devices that new leases may get now or later.
     pub(super) fn offers(&self) -> impl Iterator<Item = &DeviceSpec> {
-        let devices = self.registration.devices.iter().zip(&self.grants);
-        let offered = devices.filter(|(_, grants)| !self.is_draining() && grants.can_rise());
-        offered.map(|(device, _)| device)
+        let devices = (0..).zip(&self.registration.devices);
+        let offered = devices.filter(|(index, _)| self.is_offered(*index));
+        offered.map(|(_, device)| device)
     }
 
     /// Returns the devices that a lease may get now: memory and index of each device that is accepted.

@@ -11,7 +11,7 @@ use crate::lease::Standing;
 
 impl World {
     pub(super) fn check_invariants(&self) {
-        self.engine.leases().check_index();
+        self.engine.check_indexes();
         self.check_workers();
         self.check_devices();
         self.check_ending();

@@ -1,0 +1,242 @@
+//! Workers by what they offer and have free, so that no event has to go through all workers.
+//!
+//! A pool has many workers and few kinds of hosts. Two workers that offer the same devices, of which the same
+//! are free, differ by their ids only, as far as a request is concerned: they are in one *group*.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use tensord_proto::ids::WorkerId;
+
+use crate::device::DeviceSpec;
+
+/// What devices have in common that differ in their names only. Ordered by memory first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceClass(Arc<DeviceSpec>);
+
+impl DeviceClass {
+    pub(super) fn of(device: &DeviceSpec) -> Self {
+        let name = String::new();
+        let DeviceSpec {
+            kind,
+            memory_bytes,
+            fingerprint,
+            ..
+        } = device.clone();
+        Self(Arc::new(DeviceSpec {
+            kind,
+            name,
+            memory_bytes,
+            fingerprint,
+        }))
+    }
+}
+
+/// A device of the class, without a name.
+impl Deref for DeviceClass {
+    type Target = DeviceSpec;
+
+    fn deref(&self) -> &DeviceSpec {
+        &self.0
+    }
+}
+
+impl Ord for DeviceClass {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return Ordering::Equal;
+        }
+        let fingerprint = |it: &Self| it.fingerprint.map(|it| (it.hash, it.is_exact));
+        let by_memory = self.memory_bytes.cmp(&other.memory_bytes);
+        let by_kind = by_memory.then_with(|| self.kind.cmp(&other.kind));
+        by_kind.then_with(|| fingerprint(self).cmp(&fingerprint(other)))
+    }
+}
+
+impl PartialOrd for DeviceClass {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Numbers of devices of each class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClassCounts(BTreeMap<DeviceClass, usize>);
+
+impl ClassCounts {
+    /// Returns the number of accepted devices.
+    pub(crate) fn count(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> usize {
+        let accepted = self.0.iter().filter(|(class, _)| accepts(class));
+        accepted.map(|(_, count)| count).sum()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&DeviceSpec, usize)> {
+        self.0.iter().map(|(class, count)| (&**class, *count))
+    }
+
+    pub(super) fn add(&mut self, class: &DeviceClass, count: usize) {
+        match self.0.get_mut(class) {
+            Some(known) => *known += count,
+            None => drop(self.0.insert(class.clone(), count)),
+        }
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        for (class, count) in &other.0 {
+            self.add(class, *count);
+        }
+    }
+
+    fn subtract_all(&mut self, other: &Self) {
+        for (class, count) in &other.0 {
+            if let Some(known) = self.0.get_mut(class) {
+                *known -= count;
+                if *known == 0 {
+                    self.0.remove(class);
+                }
+            }
+        }
+    }
+}
+
+/// What workers of a group have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Alike {
+    /// The devices that leases may get now or later.
+    pub(crate) offered: ClassCounts,
+    /// Those that any lease may get now.
+    pub(crate) free: ClassCounts,
+    pub(crate) is_connected: bool,
+    pub(crate) is_draining: bool,
+}
+
+/// By what one worker is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WorkerKeys {
+    pub(super) alike: Alike,
+    /// The number of parts of leases whose snapshots it keeps.
+    pub(super) kept: usize,
+}
+
+/// Workers that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    by_id: BTreeSet<WorkerId>,
+    by_kept: BTreeSet<(usize, WorkerId)>,
+}
+
+impl Group {
+    /// Returns the workers in the order of their ids.
+    pub(crate) fn by_id(&self) -> impl Iterator<Item = WorkerId> {
+        self.by_id.iter().copied()
+    }
+
+    /// Returns the workers, those first that keep the snapshots of the fewest parts of leases.
+    pub(crate) fn by_kept(&self) -> impl Iterator<Item = (usize, WorkerId)> {
+        self.by_kept.iter().copied()
+    }
+}
+
+/// The workers by what they offer and have free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorkerIndex {
+    groups: BTreeMap<Alike, Group>,
+    offered: ClassCounts,
+    free: ClassCounts,
+    draining: BTreeSet<WorkerId>,
+    disconnected: BTreeSet<WorkerId>,
+    /// The workers that were new, gone, or had another stream or offer, since these were taken last.
+    changed: BTreeSet<WorkerId>,
+}
+
+impl WorkerIndex {
+    /// Records that a worker is found by `keys`, and no more by `before`; `None` if it is not in the pool.
+    pub(super) fn replace(
+        &mut self,
+        id: WorkerId,
+        before: Option<&WorkerKeys>,
+        keys: Option<&WorkerKeys>,
+    ) {
+        let essence = |it: &WorkerKeys| {
+            let Alike {
+                offered,
+                is_connected,
+                is_draining,
+                ..
+            } = &it.alike;
+            (offered.clone(), *is_connected, *is_draining)
+        };
+        if before.map(essence) != keys.map(essence) {
+            self.changed.insert(id);
+        }
+        if let Some(WorkerKeys { alike, kept }) = before {
+            self.offered.subtract_all(&alike.offered);
+            self.free.subtract_all(&alike.free);
+            self.draining.remove(&id);
+            self.disconnected.remove(&id);
+            if let Some(group) = self.groups.get_mut(alike) {
+                group.by_id.remove(&id);
+                group.by_kept.remove(&(*kept, id));
+                if group.by_id.is_empty() {
+                    self.groups.remove(alike);
+                }
+            }
+        }
+        if let Some(WorkerKeys { alike, kept }) = keys {
+            self.offered.add_all(&alike.offered);
+            self.free.add_all(&alike.free);
+            if alike.is_draining {
+                self.draining.insert(id);
+            }
+            if !alike.is_connected {
+                self.disconnected.insert(id);
+            }
+            let group = self.groups.entry(alike.clone()).or_default();
+            group.by_id.insert(id);
+            group.by_kept.insert((*kept, id));
+        }
+    }
+
+    /// Returns the groups.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&Alike, &Group)> {
+        self.groups.iter()
+    }
+
+    /// Returns the devices that leases may get now or later.
+    pub(crate) fn offered(&self) -> &ClassCounts {
+        &self.offered
+    }
+
+    /// Returns the devices that any lease may get now.
+    pub(crate) fn free(&self) -> &ClassCounts {
+        &self.free
+    }
+
+    /// Returns the workers that get no new leases.
+    pub(crate) fn draining(&self) -> &BTreeSet<WorkerId> {
+        &self.draining
+    }
+
+    /// Returns the workers without a stream.
+    pub(crate) fn disconnected(&self) -> &BTreeSet<WorkerId> {
+        &self.disconnected
+    }
+
+    /// Returns the workers that were new, gone, or had another stream or offer, since the last call.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<WorkerId> {
+        std::mem::take(&mut self.changed)
+    }
+}
+
+#[cfg(test)]
+impl WorkerIndex {
+    /// Returns the index without what depends on its past.
+    pub(super) fn without_changes(&self) -> Self {
+        Self {
+            changed: BTreeSet::new(),
+            ..self.clone()
+        }
+    }
+}
