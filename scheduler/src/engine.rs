@@ -41,6 +41,7 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use self::durable::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
 use crate::lease::Standing;
@@ -77,6 +78,8 @@ pub struct Engine {
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
+    /// The leases whose keepers must be chosen again although the leases do not change.
+    unstable_keepers: UnstableKeepers,
     /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
     awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
@@ -106,6 +109,7 @@ impl Engine {
             policy: Policy::new(),
             decided_for: None,
             reclaim_at: None,
+            unstable_keepers: UnstableKeepers::default(),
             awaits_recorded_workers: false,
             commands: Vec::new(),
         }
@@ -158,9 +162,28 @@ impl Engine {
             }
         }
         self.report_positions();
-        self.assign_keepers();
-        self.assign_handovers();
+        self.settle_snapshots();
         mem::take(&mut self.commands)
+    }
+
+    /// Gives durable leases keepers, and has snapshots of suspended leases handed over, as far as something
+    /// has changed on which these depend.
+    fn settle_snapshots(&mut self) {
+        let changed_workers = self.pool.take_changed_workers();
+        let mut changed = self.leases.take_touched();
+        for worker in &changed_workers {
+            let kept = self.leases.index().kept(*worker);
+            self.pool.set_kept(*worker, kept);
+            changed.extend(self.leases.index().naming(*worker));
+        }
+        if !changed_workers.is_empty() {
+            changed.extend(self.unstable_keepers.depending_on_workers());
+        }
+        self.assign_keepers(&changed);
+        self.assign_handovers(&changed);
+        self.count_kept();
+        // What has changed just now is settled.
+        self.leases.take_touched();
     }
 
     /// Returns when to send the next [`Event::Tick`], which may be in the past, or `None`
@@ -413,9 +436,29 @@ impl Engine {
         &self.leases
     }
 
+    /// Asserts that the indexes are right, and that no keeper would be another one if all were chosen again.
     pub(crate) fn check_indexes(&self) {
         self.leases.check_index();
         self.pool.check_index();
+        for worker in self.pool.ids() {
+            let kept = self.pool.get(worker).map(|worker| worker.kept());
+            assert_eq!(kept, Some(self.leases.index().kept(worker)), "{worker}");
+        }
+        for (id, lease) in self.leases.iter() {
+            let is_running = lease.standing == Standing::Running;
+            let is_due = self.unstable_keepers.is_due(id, self.now);
+            if !lease.durability.is_durable() || !is_running || is_due {
+                continue;
+            }
+            for source in lease.workers() {
+                let Some(chosen) = self.choose_keeper(id, source) else {
+                    continue;
+                };
+                let chosen = chosen.keeper.map(|keeper| keeper.worker);
+                let keeper = lease.keepers.get(&source).map(|keeper| keeper.worker);
+                assert_eq!(chosen, keeper, "keeper of {id} at {source}");
+            }
+        }
     }
 
     /// Returns the devices that are held back, each with the lease that waits for more of them.

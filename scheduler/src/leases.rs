@@ -7,7 +7,7 @@ use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use tensord_proto::ids::{ClientId, LeaseId};
+use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::lease::Lease;
 use crate::record::{LeaseRecord, RecordChange};
@@ -24,6 +24,8 @@ pub(crate) struct Leases {
     /// The leases that ended before `adopt_until`: they are unknown because they ended, not
     /// because the scheduler restarted.
     ended: BTreeSet<LeaseId>,
+    /// The leases that may have changed in the present event.
+    touched: BTreeSet<LeaseId>,
     /// The leases that may have changed since the driver last took the changes of records.
     changed: BTreeSet<LeaseId>,
     /// The records that the driver has.
@@ -78,6 +80,7 @@ impl Leases {
             index: LeaseIndex::default(),
             adopt_until,
             ended: BTreeSet::new(),
+            touched: BTreeSet::new(),
             changed: BTreeSet::new(),
             recorded: BTreeMap::new(),
         }
@@ -104,6 +107,7 @@ impl Leases {
     pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<LeaseMut<'_>> {
         let entry = self.leases.get_mut(&id)?;
         self.changed.insert(id);
+        self.touched.insert(id);
         let index = &mut self.index;
         Some(LeaseMut { id, entry, index })
     }
@@ -119,12 +123,29 @@ impl Leases {
         let replaced = self.leases.insert(id, Entry { lease, keys });
         assert!(replaced.is_none(), "lease id {id} was used twice");
         self.changed.insert(id);
+        self.touched.insert(id);
+    }
+
+    /// Has a lease be among those that may have changed, as something has changed on which it depends.
+    pub(crate) fn touch(&mut self, id: LeaseId) {
+        self.touched.insert(id);
+    }
+
+    /// Returns the leases that may have changed since the last call.
+    pub(crate) fn take_touched(&mut self) -> BTreeSet<LeaseId> {
+        mem::take(&mut self.touched)
+    }
+
+    /// Returns the workers that keep the snapshots of more or fewer parts of leases than at the last call.
+    pub(crate) fn take_changed_keepers(&mut self) -> BTreeSet<WorkerId> {
+        self.index.take_changed_keepers()
     }
 
     pub(crate) fn remove(&mut self, id: LeaseId, now: Timestamp) -> Option<Lease> {
         let Entry { lease, keys } = self.leases.remove(&id)?;
         self.index.replace(id, &keys, &Keys::default());
         self.changed.insert(id);
+        self.touched.insert(id);
         if now < self.adopt_until {
             self.ended.insert(id);
             if self.ended.len() >= Self::MAX_ENDED {

@@ -7,14 +7,17 @@
 //! together on one. If there is none, any other worker is the keeper, and hands the snapshots over when
 //! the lease has to go on elsewhere (`destinations.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::Duration;
 
 use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
+use super::keeper_choice::{Chosen, Stability};
 use crate::command::{Command, Peer};
 use crate::lease::{Keeper, Lease, Standing};
+use crate::time::Timestamp;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
 /// engine finds out later.
@@ -26,6 +29,62 @@ pub(super) const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a worker that has refused a snapshot of a lease is the keeper only if there is no other one.
 const AVOID_REFUSING: Duration = Duration::from_secs(300);
+
+/// The leases whose keepers must be chosen again although the leases do not change.
+#[derive(Default)]
+pub(super) struct UnstableKeepers {
+    stability: BTreeMap<LeaseId, Stability>,
+    depending_on_workers: BTreeSet<LeaseId>,
+    depending_on_devices: BTreeSet<LeaseId>,
+    until: BTreeSet<(Timestamp, LeaseId)>,
+    /// The version of the pool's index when those were checked last that depend on devices.
+    checked_version: u64,
+}
+
+impl UnstableKeepers {
+    /// Returns the leases that may get a better keeper, as some workers have changed.
+    pub(super) fn depending_on_workers(&self) -> impl Iterator<Item = LeaseId> {
+        self.depending_on_workers.iter().copied()
+    }
+
+    /// Records when the keepers of a lease must be chosen again; `None` if it needs none.
+    fn record(&mut self, id: LeaseId, stability: Option<Stability>) {
+        if let Some(before) = self.stability.remove(&id) {
+            self.depending_on_workers.remove(&id);
+            self.depending_on_devices.remove(&id);
+            if let Some(at) = before.until {
+                self.until.remove(&(at, id));
+            }
+        }
+        let Some(stability) = stability.filter(|it| *it != Stability::default()) else {
+            return;
+        };
+        self.stability.insert(id, stability);
+        if stability.depends_on_workers {
+            self.depending_on_workers.insert(id);
+        }
+        if stability.depends_on_devices {
+            self.depending_on_devices.insert(id);
+        }
+        self.until.extend(stability.until.map(|at| (at, id)));
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_due(&self, id: LeaseId, now: Timestamp) -> bool {
+        let until = self.stability.get(&id).and_then(|it| it.until);
+        until.is_some_and(|until| until <= now)
+    }
+
+    /// Returns the leases whose keepers must be chosen again by now, if the pool's index has this version.
+    fn due(&mut self, now: Timestamp, version: u64) -> Vec<LeaseId> {
+        let by_time = self.until.iter().take_while(|(at, _)| *at <= now);
+        let mut due: Vec<_> = by_time.map(|(_, id)| *id).collect();
+        if mem::replace(&mut self.checked_version, version) != version {
+            due.extend(&self.depending_on_devices);
+        }
+        due
+    }
+}
 
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, unless a store has their
@@ -80,58 +139,75 @@ impl Engine {
         }
     }
 
-    /// Gives every durable lease a keeper if there is one, and announces it to both workers.
-    pub(super) fn assign_keepers(&mut self) {
-        let mut kept = BTreeMap::<WorkerId, usize>::new();
-        for (_, lease) in self.leases.iter() {
-            for keeper in lease.keepers.values() {
-                *kept.entry(keeper.worker).or_default() += 1;
-            }
-        }
-        let durable = self.leases.iter();
-        let durable = durable.filter(|(_, lease)| {
-            lease.durability.is_durable() && lease.standing == Standing::Running
-        });
-        for id in durable.map(|(id, _)| id).collect::<Vec<_>>() {
-            let workers = self.leases.get(id).map(Lease::workers);
-            for source in workers.into_iter().flatten() {
-                self.assign_keeper(id, source, &mut kept);
-            }
+    /// Gives every durable lease a keeper if there is one, and announces it to both workers. `changed` has the
+    /// leases that have changed, and those for which a worker that has changed matters.
+    pub(super) fn assign_keepers(&mut self, changed: &BTreeSet<LeaseId>) {
+        let version = self.pool.index().version();
+        let mut due = changed.clone();
+        due.extend(self.unstable_keepers.due(self.now, version));
+        for id in due {
+            self.assign_keepers_of(id);
         }
     }
 
-    /// Gives the sessions of a lease on `source` a keeper if there is one, and announces it.
-    fn assign_keeper(
-        &mut self,
-        id: LeaseId,
-        source: WorkerId,
-        kept: &mut BTreeMap<WorkerId, usize>,
-    ) {
-        let Some(chosen) = self.choose_keeper(id, source, kept) else {
-            return;
+    /// Has the pool know how many parts of leases each worker keeps.
+    pub(super) fn count_kept(&mut self) {
+        for worker in self.leases.take_changed_keepers() {
+            let kept = self.leases.index().kept(worker);
+            self.pool.set_kept(worker, kept);
+        }
+    }
+
+    /// Gives a lease keepers if it is durable and there are some.
+    fn assign_keepers_of(&mut self, id: LeaseId) {
+        let is_durable =
+            |lease: &&Lease| lease.durability.is_durable() && lease.standing == Standing::Running;
+        let durable = self.leases.get(id).filter(is_durable);
+        let workers = durable.map(Lease::workers).into_iter().flatten();
+        let stability = workers.map(|source| self.assign_keeper(id, source));
+        let stability = stability.reduce(Stability::and);
+        self.unstable_keepers.record(id, stability);
+    }
+
+    /// Gives the sessions of a lease on `source` a keeper if there is one, and announces it. Returns
+    /// when the keeper must be chosen again.
+    fn assign_keeper(&mut self, id: LeaseId, source: WorkerId) -> Stability {
+        self.count_kept();
+        let Some(chosen) = self.choose_keeper(id, source) else {
+            // The worker has yet to join.
+            return Stability::default();
         };
-        let Some(mut lease) = self.leases.get_mut(id) else {
-            return;
-        };
-        let before = lease.keepers.remove(&source);
+        let Chosen {
+            keeper: chosen,
+            stability,
+        } = chosen;
         let worker = chosen.as_ref().map(|chosen| chosen.worker);
         let stays = |before: &&Keeper| worker == Some(before.worker);
+        let Some(mut lease) = self.leases.get_mut(id) else {
+            return stability;
+        };
+        let before = lease.keepers.remove(&source);
         if let Some(mut chosen) = chosen {
-            match before.as_ref().filter(stays) {
-                Some(before) => {
-                    chosen.is_announced = before.is_announced;
-                    chosen.is_kept = before.is_kept;
-                    chosen.previous = before.previous;
-                }
-                None => *kept.entry(chosen.worker).or_default() += 1,
+            if let Some(before) = before.as_ref().filter(stays) {
+                chosen.is_announced = before.is_announced;
+                chosen.is_kept = before.is_kept;
+                chosen.previous = before.previous;
             }
             lease.keepers.insert(source, chosen);
         }
         drop(lease);
+        let is_changed = before.as_ref().map(|before| before.worker) != worker;
         if let Some(before) = before.filter(|before| !stays(&before)) {
             self.replace_keeper(id, source, before);
         }
         self.announce_keeper(id, source);
+        // The best keepers of the lease's other workers may be others now: they are chosen again with the next
+        // event.
+        let again = is_changed.then_some(self.now);
+        stability.and(Stability {
+            until: again,
+            ..Stability::default()
+        })
     }
 
     /// Has a keeper that has given way to another one drop its snapshots: at once if they are not complete,
@@ -167,12 +243,16 @@ impl Engine {
 
     /// Announces a lease's keeper, unless that is done or one of the two workers has no stream.
     pub(super) fn announce_keeper(&mut self, id: LeaseId, source: WorkerId) {
+        let known = self.leases.get(id);
+        let keeper = known.and_then(|lease| lease.keepers.get(&source));
+        if keeper.is_none_or(|keeper| keeper.is_announced) {
+            return;
+        }
         let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         let is_suspended = lease.is_suspended();
-        let keeper = lease.keepers.get_mut(&source);
-        let Some(known) = keeper.filter(|keeper| !keeper.is_announced) else {
+        let Some(known) = lease.keepers.get_mut(&source) else {
             return;
         };
         let peer = |worker: WorkerId| {

@@ -5,7 +5,7 @@
 //! the snapshots to another worker: its *keeper* for this lease, although nothing of the lease runs. When
 //! that one has all of them, it is a holder, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
@@ -33,14 +33,14 @@ struct Handover {
 impl Engine {
     /// Gives every worker that must hand snapshots of a suspended lease over a keeper for them, if there
     /// is one, and takes keepers back that are not needed any more. A worker hands over one part of a
-    /// lease after the other.
-    pub(super) fn assign_handovers(&mut self) {
-        let suspended: Vec<_> = self.leases.index().suspended().collect();
-        if suspended.is_empty() {
-            return;
-        }
-        for id in suspended {
-            let Some(lease) = self.leases.get(id) else {
+    /// lease after the other. `changed` has the leases that have changed, and those for which a worker that
+    /// has changed matters.
+    pub(super) fn assign_handovers(&mut self, changed: &BTreeSet<LeaseId>) {
+        let index = self.leases.index();
+        let due = index.unsettled().chain(index.handing_over());
+        let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();
+        for id in due {
+            let Some(lease) = self.leases.get(id).filter(|lease| lease.is_suspended()) else {
                 continue;
             };
             let needed = self.needed_handovers(id, lease);

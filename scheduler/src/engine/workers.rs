@@ -52,7 +52,10 @@ impl Engine {
             }
             WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),
             WorkerEvent::Interrupted { leases } => self.on_interrupted(worker, leases),
-            WorkerEvent::Released { lease, busy } => self.pool.release(worker, lease, &busy),
+            WorkerEvent::Released { lease, busy } => {
+                self.pool.release(worker, lease, &busy);
+                self.leases.touch(lease);
+            }
             WorkerEvent::OutOfService { devices } => {
                 self.pool.set_out_of_service(worker, devices);
             }

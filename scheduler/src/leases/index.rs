@@ -15,7 +15,7 @@ pub(super) struct Keys {
     /// The workers of its devices, those that keep or hold its snapshots, and those that have reported
     /// something of it.
     workers: BTreeSet<WorkerId>,
-    /// The workers that keep its snapshots while it has devices, once for each part that they keep.
+    /// The workers that keep its snapshots, or get them, once for each part.
     keepers: Vec<WorkerId>,
     /// The workers that hold its snapshots, or get them, while it is suspended.
     held_by: BTreeSet<WorkerId>,
@@ -73,6 +73,9 @@ pub(crate) struct LeaseIndex {
     ends: BTreeSet<(Timestamp, LeaseId)>,
     unclaimed: usize,
     kept: BTreeMap<WorkerId, usize>,
+    /// The workers of which `kept` has changed since these were taken last.
+    changed_keepers: BTreeSet<WorkerId>,
+    handing_over: BTreeSet<LeaseId>,
     held: BTreeMap<WorkerId, usize>,
     used: BTreeMap<TenantName, Amounts>,
     /// Rises whenever a tenant has something else than before.
@@ -112,6 +115,8 @@ impl LeaseIndex {
         };
         change(&mut self.unsettled, keys.is_unsettled);
         change(&mut self.suspended, keys.is_suspended);
+        let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
+        change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
             change_member(&mut self.by_owner, owner, id, is_added);
         }
@@ -126,6 +131,7 @@ impl LeaseIndex {
         }
         for worker in &keys.keepers {
             change_count(&mut self.kept, *worker, is_added);
+            self.changed_keepers.insert(*worker);
         }
         for worker in &keys.held_by {
             change_count(&mut self.held, *worker, is_added);
@@ -171,6 +177,16 @@ impl LeaseIndex {
     /// Returns the number of parts of leases whose snapshots a worker keeps.
     pub(crate) fn kept(&self, worker: WorkerId) -> usize {
         self.kept.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns the suspended leases whose snapshots a worker hands over to another one.
+    pub(crate) fn handing_over(&self) -> impl Iterator<Item = LeaseId> {
+        self.handing_over.iter().copied()
+    }
+
+    /// Returns the workers that keep the snapshots of more or fewer parts than at the last call.
+    pub(super) fn take_changed_keepers(&mut self) -> BTreeSet<WorkerId> {
+        std::mem::take(&mut self.changed_keepers)
     }
 
     /// Returns the number of suspended leases of which a worker has snapshots, or is to get some.
@@ -222,6 +238,7 @@ impl LeaseIndex {
     pub(super) fn without_version(&self) -> Self {
         Self {
             used_version: 0,
+            changed_keepers: BTreeSet::new(),
             ..self.clone()
         }
     }

@@ -149,6 +149,8 @@ pub(crate) struct WorkerIndex {
     disconnected: BTreeSet<WorkerId>,
     /// The workers that were new, gone, or had another stream or offer, since these were taken last.
     changed: BTreeSet<WorkerId>,
+    /// Rises with each change.
+    version: u64,
 }
 
 impl WorkerIndex {
@@ -170,6 +172,9 @@ impl WorkerIndex {
         };
         if before.map(essence) != keys.map(essence) {
             self.changed.insert(id);
+        }
+        if before.map(|it| &it.alike) != keys.map(|it| &it.alike) {
+            self.version += 1;
         }
         if let Some(WorkerKeys { alike, kept }) = before {
             self.offered.subtract_all(&alike.offered);
@@ -224,6 +229,11 @@ impl WorkerIndex {
         &self.disconnected
     }
 
+    /// Returns a number that rises whenever a worker has changed, other than in what it keeps.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Returns the workers that were new, gone, or had another stream or offer, since the last call.
     pub(super) fn take_changed(&mut self) -> BTreeSet<WorkerId> {
         std::mem::take(&mut self.changed)
@@ -236,6 +246,7 @@ impl WorkerIndex {
     pub(super) fn without_changes(&self) -> Self {
         Self {
             changed: BTreeSet::new(),
+            version: 0,
             ..self.clone()
         }
     }

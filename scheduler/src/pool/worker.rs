@@ -107,6 +107,11 @@ impl Worker {
         self.registration.store
     }
 
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        self.kept
+    }
+
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving
     }
