@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
 /// One accelerator (or CPU) that a worker offers.
@@ -29,7 +30,7 @@ pub struct DeviceFingerprint {
 
 /// Whether a lease goes on from snapshots if a process of it dies or a worker is lost, and on which
 /// devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
     /// It ends.
     #[default]
@@ -122,7 +123,7 @@ impl Requirement {
 }
 
 /// The devices that a client requests, all or none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Demand {
     /// The number of devices, at least one.
     pub devices: u32,
@@ -145,6 +146,33 @@ impl Demand {
         self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
             && self.memory_bytes <= device.memory_bytes
             && (self.durability != Durability::Exact || is_exact())
+    }
+}
+
+/// What decides about the devices that a request can get: requests of the same shape fit in the same pools.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shape(Demand);
+
+impl Shape {
+    pub(crate) fn of(demand: &Demand) -> Self {
+        let durability = match demand.durability {
+            Durability::Exact => Durability::Exact,
+            Durability::Off | Durability::Auto | Durability::Continue => Durability::Off,
+        };
+        Self(Demand {
+            durability,
+            recover_within: None,
+            ..demand.clone()
+        })
+    }
+}
+
+/// A demand of the shape.
+impl Deref for Shape {
+    type Target = Demand;
+
+    fn deref(&self) -> &Demand {
+        &self.0
     }
 }
 

@@ -51,7 +51,7 @@ use crate::pool::Pool;
 use crate::queue::Queue;
 use crate::reason::EndReason;
 use crate::snapshot::{LeaseSnapshot, Snapshot};
-use crate::tenants::{Amounts, Policy, TenantName};
+use crate::tenants::{Policy, TenantName};
 use crate::time::Timestamp;
 
 /// The scheduler's state. See the crate's documentation.
@@ -73,8 +73,12 @@ pub struct Engine {
     clients: BTreeMap<ClientId, AttachedClient>,
     /// The guarantee, limit and weight of each tenant.
     policy: Policy,
-    /// What each tenant had when the requests were decided last; `None` if the policy has changed since.
-    decided_for: Option<BTreeMap<TenantName, Amounts>>,
+    /// The version of what tenants have when the requests were decided last; `None` if the policy has changed
+    /// since.
+    decided_version: Option<u64>,
+    /// Whether positions of requests may have changed since they were reported last.
+    positions_changed: bool,
+    positions_reported_at: Timestamp,
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
@@ -107,7 +111,9 @@ impl Engine {
             queue: Queue::default(),
             clients: BTreeMap::new(),
             policy: Policy::new(),
-            decided_for: None,
+            decided_version: None,
+            positions_changed: false,
+            positions_reported_at: now,
             reclaim_at: None,
             unstable_keepers: UnstableKeepers::default(),
             awaits_recorded_workers: false,
@@ -130,7 +136,7 @@ impl Engine {
             Event::Evict { client } => self.evict(client),
             Event::SetPolicy { policy } => {
                 self.policy = policy;
-                self.decided_for = None;
+                self.decided_version = None;
             }
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {
@@ -197,6 +203,7 @@ impl Engine {
         let recorded = self.awaits_recorded_workers;
         let recorded = recorded.then(|| self.leases.adopt_until());
         let all = losses.chain(ends).chain(recorded);
+        let all = all.chain(self.positions_due_at());
         all.chain(self.reclaim_at).min()
     }
 
@@ -205,7 +212,7 @@ impl Engine {
         Snapshot {
             workers: self.pool.snapshot(),
             waiting_requests: self.queue.len(),
-            waiting: self.queue.clients().collect(),
+            waiting: self.queue.iter().map(|it| it.client).collect(),
             leases: self.leases.len(),
             owners: self
                 .leases

@@ -5,11 +5,18 @@
 //! beyond its tenant's guarantee can starve behind a stream of small ones, since no devices are held back for
 //! it. To hold devices back well requires limits on the duration of leases, or leases that can be suspended;
 //! without these, it would only shift the delay from large requests to small ones while devices stay idle.
+//!
+//! Whether a request fits depends on its tenant and its shape alone, and of all that have both in common, the
+//! first is next. So the queue has the requests by tenant and shape, and an event costs as much as there are
+//! tenants and shapes, however many requests wait.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
-use crate::device::Demand;
-use crate::tenants::{Place, TenantName};
+use crate::device::{Demand, Shape};
+use crate::tenants::{Guaranteed, TenantName};
 use crate::time::Timestamp;
 
 /// A pending request.
@@ -24,10 +31,8 @@ pub(crate) struct QueuedRequest {
     pub(crate) lease: LeaseId,
     /// When it arrived.
     pub(crate) since: Timestamp,
-    /// Whether it is within its tenant's guarantee, as of the last order.
-    pub(crate) is_guaranteed: bool,
     /// Rises with each request that was queued.
-    pub(crate) number: u64,
+    number: u64,
     /// The position last reported to the client, or 0 if none was.
     reported_position: u32,
 }
@@ -50,22 +55,77 @@ impl QueuedRequest {
             priority,
             lease,
             since,
-            is_guaranteed: false,
             number: 0,
             reported_position: 0,
         }
     }
 
-    fn is(&self, client: ClientId, request: RequestId) -> bool {
-        self.client == client && self.request == request
+    fn rank(&self) -> Rank {
+        Rank {
+            priority: Reverse(self.priority),
+            number: self.number,
+            lease: self.lease,
+        }
     }
 }
+
+/// The place of a request among those of its tenant: the lowest is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    priority: Reverse<i32>,
+    /// Rises with each request of the pool.
+    pub(crate) number: u64,
+    /// The lease that the request would become.
+    pub(crate) lease: LeaseId,
+}
+
+/// The requests of a tenant that wait.
+#[derive(Debug, Default)]
+pub(crate) struct TenantRequests {
+    len: usize,
+    by_shape: BTreeMap<Shape, BTreeSet<Rank>>,
+}
+
+impl TenantRequests {
+    /// Returns the requests of each shape, the next first.
+    pub(crate) fn by_shape(&self) -> impl Iterator<Item = (&Shape, &BTreeSet<Rank>)> {
+        self.by_shape.iter()
+    }
+
+    /// Returns the requests of a shape, the next first.
+    pub(crate) fn of_shape(&self, shape: &Shape) -> impl Iterator<Item = Rank> {
+        self.by_shape.get(shape).into_iter().flatten().copied()
+    }
+
+    pub(crate) fn insert(&mut self, shape: Shape, rank: Rank) {
+        let of_shape = self.by_shape.entry(shape).or_default();
+        self.len += usize::from(of_shape.insert(rank));
+    }
+
+    fn remove(&mut self, shape: &Shape, rank: Rank) {
+        if let Some(of_shape) = self.by_shape.get_mut(shape) {
+            self.len -= usize::from(of_shape.remove(&rank));
+            if of_shape.is_empty() {
+                self.by_shape.remove(shape);
+            }
+        }
+    }
+}
+
+/// The requests of each tenant that wait.
+pub(crate) type Requests = BTreeMap<TenantName, TenantRequests>;
 
 /// All pending requests. The engine enforces the bounds.
 #[derive(Default)]
 pub(crate) struct Queue {
-    /// In the order in which they get devices.
-    waiting: Vec<QueuedRequest>,
+    requests: BTreeMap<LeaseId, QueuedRequest>,
+    by_client: BTreeMap<(ClientId, RequestId), LeaseId>,
+    by_tenant: Requests,
+    /// The number of requests of each shape.
+    shapes: BTreeMap<Shape, usize>,
+    /// The requests within the guarantees of their tenants, as of the last
+    /// [`set_guaranteed`](Self::set_guaranteed).
+    guaranteed: Guaranteed,
     /// The number of requests that were queued so far.
     queued: u64,
     /// Whether requests were added or removed, or have another priority, since
@@ -75,71 +135,95 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.requests.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.requests.is_empty()
     }
 
-    /// Returns the client of each request, in queue order.
-    pub(crate) fn clients(&self) -> impl Iterator<Item = ClientId> {
-        self.waiting.iter().map(|waiting| waiting.client)
-    }
-
-    /// Returns the requests, in queue order.
+    /// Returns the requests, in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &QueuedRequest> {
-        self.waiting.iter()
+        self.requests.values()
+    }
+
+    /// Returns the request that would become this lease, if it is pending.
+    pub(crate) fn get(&self, lease: LeaseId) -> Option<&QueuedRequest> {
+        self.requests.get(&lease)
+    }
+
+    /// Returns the requests by tenant and shape.
+    pub(crate) fn by_tenant(&self) -> &Requests {
+        &self.by_tenant
+    }
+
+    /// Returns the shapes of the requests.
+    pub(crate) fn shapes(&self) -> impl Iterator<Item = &Shape> {
+        self.shapes.keys()
     }
 
     pub(crate) fn len_of(&self, client: ClientId) -> usize {
-        self.waiting
-            .iter()
-            .filter(|waiting| waiting.client == client)
-            .count()
+        self.of_client(client).count()
     }
 
     pub(crate) fn len_of_tenant(&self, tenant: &TenantName) -> usize {
-        let waiting = self.waiting.iter();
-        waiting.filter(|waiting| waiting.tenant == *tenant).count()
+        self.by_tenant
+            .get(tenant)
+            .map_or(0, |requests| requests.len)
     }
 
     pub(crate) fn contains(&self, client: ClientId, request: RequestId) -> bool {
-        self.waiting
-            .iter()
-            .any(|waiting| waiting.is(client, request))
+        self.by_client.contains_key(&(client, request))
     }
 
-    /// Adds a request, behind all others until the next [`arrange`](Self::arrange).
+    /// Adds a request, behind all others of the same priority.
     pub(crate) fn push(&mut self, waiting: QueuedRequest) {
         self.queued += 1;
-        self.changed = true;
         let number = self.queued;
-        self.waiting.push(QueuedRequest { number, ..waiting });
+        self.insert(QueuedRequest { number, ..waiting });
     }
 
-    /// Removes a request and returns whether it was pending.
-    pub(crate) fn remove(&mut self, client: ClientId, request: RequestId) -> bool {
-        let before = self.len();
-        self.waiting.retain(|waiting| !waiting.is(client, request));
-        let is_removed = self.len() < before;
-        self.changed |= is_removed;
-        is_removed
+    /// Removes a request and returns it, if it was pending.
+    pub(crate) fn remove(&mut self, lease: LeaseId) -> Option<QueuedRequest> {
+        let removed = self.requests.remove(&lease)?;
+        self.changed = true;
+        self.by_client.remove(&(removed.client, removed.request));
+        let shape = Shape::of(&removed.demand);
+        if let Some(requests) = self.by_tenant.get_mut(&removed.tenant) {
+            requests.remove(&shape, removed.rank());
+            if requests.len == 0 {
+                self.by_tenant.remove(&removed.tenant);
+            }
+        }
+        if let Some(count) = self.shapes.get_mut(&shape) {
+            *count -= 1;
+            if *count == 0 {
+                self.shapes.remove(&shape);
+            }
+        }
+        Some(removed)
+    }
+
+    /// Removes a request of a client and returns whether it was pending.
+    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId) -> bool {
+        let lease = self.by_client.get(&(client, request)).copied();
+        lease.is_some_and(|lease| self.remove(lease).is_some())
+    }
+
+    pub(crate) fn remove_all_of(&mut self, client: ClientId) {
+        for lease in self.of_client(client).collect::<Vec<_>>() {
+            self.remove(lease);
+        }
     }
 
     /// Changes the priority of the request that would become this lease, if it is pending.
     pub(crate) fn set_priority(&mut self, lease: LeaseId, priority: i32) {
-        let mut waiting = self.waiting.iter_mut();
-        if let Some(waiting) = waiting.find(|waiting| waiting.lease == lease) {
-            waiting.priority = priority;
-            self.changed = true;
+        if let Some(waiting) = self.remove(lease) {
+            self.insert(QueuedRequest {
+                priority,
+                ..waiting
+            });
         }
-    }
-
-    pub(crate) fn remove_all_of(&mut self, client: ClientId) {
-        let before = self.len();
-        self.waiting.retain(|waiting| waiting.client != client);
-        self.changed |= self.len() < before;
     }
 
     /// Returns whether the requests or their priorities have changed since
@@ -152,40 +236,45 @@ impl Queue {
         self.changed = false;
     }
 
-    /// Removes and returns all requests, in order. The caller puts back those that stay pending, in the same
-    /// order.
-    pub(crate) fn take(&mut self) -> Vec<QueuedRequest> {
-        std::mem::take(&mut self.waiting)
+    /// Returns the requests within the guarantees of their tenants.
+    pub(crate) fn guaranteed(&self) -> &Guaranteed {
+        &self.guaranteed
     }
 
-    /// Puts back a request that was taken.
-    pub(crate) fn put_back(&mut self, waiting: QueuedRequest) {
-        self.waiting.push(waiting);
+    /// Sets the requests within the guarantees of their tenants.
+    pub(crate) fn set_guaranteed(&mut self, guaranteed: Guaranteed) {
+        self.guaranteed = guaranteed;
     }
 
-    /// Puts the requests in this order, which has each of them once.
-    pub(crate) fn arrange(&mut self, order: &[Place]) {
-        let mut waiting: Vec<_> = self.take().into_iter().map(Some).collect();
-        let arranged = order.iter().filter_map(|place| {
-            let request = waiting.get_mut(place.index)?.take()?;
-            let is_guaranteed = place.is_guaranteed;
-            Some(QueuedRequest {
-                is_guaranteed,
-                ..request
-            })
-        });
-        self.waiting = arranged.collect();
-    }
-
-    /// Returns the requests whose position has changed since it was last reported, with the
-    /// new position, and records it as reported.
-    pub(crate) fn moved(&mut self) -> impl Iterator<Item = (&QueuedRequest, u32)> {
-        (1..)
-            .zip(&mut self.waiting)
-            .filter_map(|(position, waiting)| {
-                let moved = waiting.reported_position != position;
+    /// Returns the requests whose position in this order has changed since it was last reported, with the new
+    /// position, and records it as reported.
+    pub(crate) fn moved(&mut self, order: &[LeaseId]) -> Vec<(ClientId, RequestId, u32)> {
+        let mut moved = Vec::new();
+        for (position, lease) in (1..).zip(order) {
+            if let Some(waiting) = self.requests.get_mut(lease)
+                && waiting.reported_position != position
+            {
                 waiting.reported_position = position;
-                moved.then_some((&*waiting, position))
-            })
+                moved.push((waiting.client, waiting.request, position));
+            }
+        }
+        moved
+    }
+
+    fn of_client(&self, client: ClientId) -> impl Iterator<Item = LeaseId> {
+        let all = (client, RequestId(u64::MIN))..=(client, RequestId(u64::MAX));
+        self.by_client.range(all).map(|(_, lease)| *lease)
+    }
+
+    fn insert(&mut self, waiting: QueuedRequest) {
+        self.changed = true;
+        let (lease, shape) = (waiting.lease, Shape::of(&waiting.demand));
+        *self.shapes.entry(shape.clone()).or_default() += 1;
+        let of_tenant = self.by_tenant.entry(waiting.tenant.clone()).or_default();
+        of_tenant.insert(shape, waiting.rank());
+        self.by_client
+            .insert((waiting.client, waiting.request), lease);
+        let replaced = self.requests.insert(lease, waiting);
+        assert!(replaced.is_none(), "lease id {lease} was used twice");
     }
 }

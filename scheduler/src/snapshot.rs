@@ -17,7 +17,7 @@ pub struct Snapshot {
     pub workers: Vec<WorkerSnapshot>,
     /// The number of pending requests.
     pub waiting_requests: usize,
-    /// The client of each pending request, in queue order.
+    /// The client of each pending request, in any order.
     pub waiting: Vec<ClientId>,
     /// The number of leases.
     pub leases: usize,

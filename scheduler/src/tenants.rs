@@ -11,8 +11,8 @@
 //!   Types", NSDI 2011). The resources are the devices of each kind, all devices, and their memory.
 //! - Of requests of one tenant, that of the highest priority is next, and then the earliest.
 //!
-//! A request counts as granted for those behind it, whether it fits now or not. So the order has the
-//! requests of several tenants in turns.
+//! A request that does not fit is passed over, and does not count for its tenant. In the order that people
+//! see, each request counts as granted for those behind it, so the requests of several tenants are in turns.
 
 mod order;
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::device::{DeviceSpec, Memory};
 
-pub(crate) use order::{Place, Ranked, order};
+pub(crate) use order::{Guaranteed, Kinds, guaranteed, order, share_key};
 
 /// The name of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -163,7 +163,7 @@ impl Engine {
 
     /// Cancels a pending request. A request that is not pending has been answered already.
     fn cancel(&mut self, client: ClientId, request: RequestId) {
-        if self.queue.remove(client, request) {
+        if self.queue.cancel(client, request) {
             self.refuse(client, request, RefuseReason::Cancelled);
         }
     }

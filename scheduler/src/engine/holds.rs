@@ -37,9 +37,9 @@ impl Engine {
             return;
         }
         loop {
-            self.arrange_if_changed();
-            let requests = self.queue.iter().map(|queued| queued.lease);
-            let holders = requests.chain(waiting.iter().copied()).collect();
+            self.find_guaranteed_if_changed();
+            let is_later = |id: &LeaseId| self.queue.get(*id).is_some() || waiting.contains(id);
+            let holders = self.pool.holders().filter(is_later).collect();
             self.pool.drop_held_back(&holders);
             self.hold_back_for_guaranteed();
             let before = waiting.len();
@@ -54,8 +54,11 @@ impl Engine {
     /// Drops what is held back for requests that are not within guarantees any more. Returns whether
     /// something was.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
-        let stale = self.queue.iter().filter(|queued| !queued.is_guaranteed);
-        let stale = stale.map(|queued| queued.lease).collect();
+        let is_stale = |id: &LeaseId| {
+            let is_guaranteed = self.queue.guaranteed().contains(*id);
+            self.queue.get(*id).is_some() && !is_guaranteed
+        };
+        let stale = self.pool.holders().filter(is_stale).collect();
         self.pool.drop_held_back(&stale)
     }
 
@@ -102,7 +105,8 @@ impl Engine {
 
     /// Returns the requests that wait and are within their tenants' guarantees, in order.
     pub(super) fn guaranteed_requests(&self) -> Vec<(LeaseId, TenantName, Demand)> {
-        let waiting = self.queue.iter().filter(|waiting| waiting.is_guaranteed);
+        let waiting = self.queue.guaranteed().order.iter();
+        let waiting = waiting.filter_map(|lease| self.queue.get(*lease));
         waiting
             .map(|it| (it.lease, it.tenant.clone(), it.demand.clone()))
             .collect()

@@ -117,9 +117,12 @@ impl Engine {
 
     /// Has leases go on elsewhere of which a worker drains, if there are devices for them.
     pub(super) fn move_from_draining(&mut self) {
-        let several = self.leases.iter();
-        let several = several.filter(|(_, lease)| lease.only_worker().is_none());
-        let draining = several.filter_map(|(id, lease)| {
+        let draining = self.leases_at_draining().into_iter();
+        let draining = draining.filter_map(|id| {
+            let lease = self.leases.get(id)?;
+            if lease.only_worker().is_some() {
+                return None;
+            }
             let workers = lease.workers().into_iter();
             let known = workers.filter_map(|worker| Some((worker, self.pool.get(worker)?)));
             let mut draining = known.filter(|(_, known)| known.is_draining());

@@ -172,10 +172,10 @@ impl Engine {
             }
         }
         self.go_on_after_guaranteed(later);
-        let must_move = |lease: &Lease| lease.is_movable() && self.is_draining(lease);
-        let moving = self.leases.iter().filter(|(_, lease)| must_move(lease));
-        for id in moving.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.try_move(id);
+        for id in self.leases_at_draining() {
+            if self.leases.get(id).is_some_and(Lease::is_movable) {
+                self.try_move(id);
+            }
         }
         self.move_from_draining();
         self.pool.compare_held_back(&held_back);
@@ -197,11 +197,18 @@ impl Engine {
         goes_on
     }
 
-    /// Returns whether a worker of a lease is to have no leases.
-    fn is_draining(&self, lease: &Lease) -> bool {
-        let workers = lease.workers();
-        let mut workers = workers.iter().filter_map(|worker| self.pool.get(*worker));
-        workers.any(|worker| worker.is_draining())
+    /// Returns the leases that have devices of a worker which is to have no leases.
+    pub(super) fn leases_at_draining(&self) -> BTreeSet<LeaseId> {
+        let draining = self.pool.index().draining().iter();
+        let named = draining.flat_map(|worker| {
+            let named = self.leases.index().naming(*worker);
+            named.map(|id| (*worker, id))
+        });
+        let has_devices = |(worker, id): &(WorkerId, LeaseId)| {
+            let lease = self.leases.get(*id);
+            lease.is_some_and(|lease| lease.workers().contains(worker))
+        };
+        named.filter(has_devices).map(|(_, id)| id).collect()
     }
 
     /// Returns the client of a lease, if it is attached.

@@ -1,16 +1,26 @@
 //! Requests that wait: the order in which they get devices, and their grants and refusals.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use crate::command::Command;
-use crate::device::Durability;
+use crate::device::{Demand, DeviceSpec, Shape};
 use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
-use crate::tenants::{Amounts, Ranked, TenantName, order};
+use crate::tenants::{
+    Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order, share_key,
+};
+use crate::time::Timestamp;
+
+/// If more requests wait than these, their positions are reported every [`POSITION_INTERVAL`] only.
+const MAX_REPORTED_AT_ONCE: usize = 64;
+
+/// How often positions are reported if many requests wait.
+const POSITION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A tenant may have this many times as many requests in the queue as there is room for more. So a single
 /// tenant can use three quarters of the queue, and however many tenants there are, a new one finds room
@@ -30,8 +40,7 @@ impl Engine {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
         // Those that wait would not fit, so this one need not be behind them.
-        let mut used = self.used_by_tenants().clone();
-        let Some(waiting) = self.try_decide(queued, &mut used) else {
+        let Some(waiting) = self.try_decide(queued) else {
             return;
         };
         let max = self.options.max_waiting_per_client;
@@ -52,35 +61,40 @@ impl Engine {
 
     /// Ends a lease, or refuses a request that waits.
     pub(super) fn end_by_administrator(&mut self, lease: LeaseId) {
-        let waiting = self.queue.iter().find(|waiting| waiting.lease == lease);
-        let waiting = waiting.map(|waiting| (waiting.client, waiting.request));
-        let Some((client, request)) = waiting else {
+        let Some(waiting) = self.queue.remove(lease) else {
             return self.end_lease(lease, Some(EndReason::ByAdministrator));
         };
-        self.queue.remove(client, request);
-        self.refuse(client, request, RefuseReason::ByAdministrator);
+        self.refuse(
+            waiting.client,
+            waiting.request,
+            RefuseReason::ByAdministrator,
+        );
     }
 
     /// Grants or refuses every pending request that can be decided now.
     pub(super) fn process_queue(&mut self) {
         if self.queue.is_empty() {
+            self.queue.set_guaranteed(Guaranteed::default());
+            self.positions_changed = false;
             return;
         }
-        let used = self.used_by_tenants().clone();
-        let is_due = self.has_changed(&used);
+        let is_due = self.has_changed();
         self.pool.clear_changed();
-        self.queue.clear_changed();
         if is_due {
-            self.decide_all(used);
+            self.decide_all();
         }
     }
 
-    /// Reports changed positions to the clients of the requests that wait.
+    /// Reports changed positions to the clients of the requests that wait: at once if there are few requests,
+    /// and otherwise from time to time, as each grant changes the positions of all.
     pub(super) fn report_positions(&mut self) {
-        for (waiting, position) in self.queue.moved() {
-            let QueuedRequest {
-                client, request, ..
-            } = *waiting;
+        let is_due = self.positions_due_at().is_some_and(|at| at <= self.now);
+        if !is_due {
+            return;
+        }
+        (self.positions_changed, self.positions_reported_at) = (false, self.now);
+        let order = self.queue_order();
+        for (client, request, position) in self.queue.moved(&order) {
             self.commands.push(Command::Queued {
                 client,
                 request,
@@ -89,96 +103,200 @@ impl Engine {
         }
     }
 
-    /// Grants or refuses every pending request that can be decided now, of tenants that have `used`.
-    fn decide_all(&mut self, mut used: BTreeMap<TenantName, Amounts>) {
-        self.arrange_queue(&used);
-        let count = self.queue.len();
-        // A grant only takes devices away, so one pass is enough.
-        for waiting in self.queue.take() {
-            if let Some(waiting) = self.try_decide(waiting, &mut used) {
-                self.queue.put_back(waiting);
-            }
-        }
-        if self.queue.len() < count {
-            // The shares are others now.
-            self.arrange_queue(&used);
-        }
-        self.decided_for = Some(used);
+    /// Returns when positions are to be reported, if some may have changed.
+    pub(super) fn positions_due_at(&self) -> Option<Timestamp> {
+        let is_short = self.queue.len() <= MAX_REPORTED_AT_ONCE;
+        let at = match is_short {
+            true => self.now,
+            false => self.positions_reported_at + POSITION_INTERVAL,
+        };
+        let is_waiting = self.positions_changed && !self.queue.is_empty();
+        is_waiting.then_some(at)
     }
 
-    /// Puts the requests in order if something has changed on which the order depends.
-    pub(super) fn arrange_if_changed(&mut self) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let used = self.used_by_tenants().clone();
-        if self.has_changed(&used) {
-            self.arrange_queue(&used);
+    /// Returns the requests that wait, in the order in which they get devices if there are enough for each.
+    pub(super) fn queue_order(&self) -> Vec<LeaseId> {
+        let (used, pool) = (self.used_by_tenants(), self.pool.amounts());
+        let (requests, guaranteed) = (self.queue.by_tenant(), self.queue.guaranteed());
+        order(
+            &self.policy,
+            used,
+            &pool,
+            &self.kinds(),
+            requests,
+            guaranteed,
+        )
+    }
+
+    /// Finds the requests within guarantees if something has changed on which that depends.
+    pub(super) fn find_guaranteed_if_changed(&mut self) {
+        if !self.queue.is_empty() && self.has_changed() {
+            self.find_guaranteed();
         }
     }
 
     /// Returns whether, since the requests were decided last, something has changed on which their order or
-    /// the verdict on one of them depends. The tenants have `used` now.
-    fn has_changed(&self, used: &BTreeMap<TenantName, Amounts>) -> bool {
-        let is_as_decided = self.decided_for.as_ref() == Some(used);
+    /// the verdict on one of them depends.
+    fn has_changed(&self) -> bool {
+        let version = self.leases.index().used_version();
+        let is_as_decided = self.decided_version == Some(version);
         self.pool.is_changed() || self.queue.is_changed() || !is_as_decided
     }
 
-    /// Puts the requests in the order in which they get devices, if the tenants have `used`.
-    fn arrange_queue(&mut self, used: &BTreeMap<TenantName, Amounts>) {
-        // Many requests are for the same kinds.
-        let mut kinds = BTreeMap::<_, BTreeSet<&str>>::new();
-        let pool = &self.pool;
-        let ranked = self.queue.iter().map(|waiting| {
-            let demand = &waiting.demand;
-            let is_exact = demand.durability == Durability::Exact;
-            let key = (&demand.kind, demand.memory_bytes, is_exact);
-            let kinds = kinds.entry(key).or_insert_with(|| pool.kinds_for(demand));
-            Ranked {
-                tenant: &waiting.tenant,
-                priority: waiting.priority,
-                number: waiting.number,
-                demand,
-                kinds: kinds.clone(),
-            }
-        });
-        let ranked: Vec<_> = ranked.collect();
-        let places = order(&self.policy, used, &self.pool.amounts(), &ranked);
-        self.queue.arrange(&places);
+    /// Finds the requests within the guarantees of their tenants.
+    fn find_guaranteed(&mut self) {
+        let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
+        let guaranteed = guaranteed(&self.policy, used, &self.kinds(), requests);
+        self.queue.set_guaranteed(guaranteed);
     }
 
-    /// Grants or refuses a request, or returns it if it has to wait. Adds what is granted to what the tenants
-    /// have `used`.
-    fn try_decide(
-        &mut self,
-        waiting: QueuedRequest,
-        used: &mut BTreeMap<TenantName, Amounts>,
-    ) -> Option<QueuedRequest> {
-        let (client, request, demand) = (waiting.client, waiting.request, &waiting.demand);
-        let none = Amounts::default();
-        let of_tenant = used.get(&waiting.tenant).unwrap_or(&none);
-        let limit = &self.policy_of(&waiting.tenant).limit;
-        let allows = |used: &Amounts, device: &_| limit.allows(used, device, demand.devices);
-        let verdict = self
-            .pool
-            .assess(waiting.lease, demand, |device| allows(of_tenant, device));
-        match verdict {
-            Feasibility::Fits(lease_devices) => {
-                let devices = lease_devices.iter().filter_map(|it| self.pool.device(*it));
-                let granted = Amounts::of(devices);
-                used.entry(waiting.tenant.clone())
-                    .or_default()
-                    .add(&granted);
-                self.grant(waiting, lease_devices);
+    /// Returns the kinds of devices that requests of each shape could get.
+    fn kinds(&self) -> Kinds<'_> {
+        let shapes = self.queue.shapes();
+        shapes
+            .map(|shape| (shape, self.pool.kinds_for(shape)))
+            .collect()
+    }
+
+    /// Grants or refuses every pending request that can be decided now. As grants only take devices away,
+    /// each request has to be tried once.
+    fn decide_all(&mut self) {
+        self.refuse_impossible();
+        self.find_guaranteed();
+        for lease in self.queue.guaranteed().order.clone() {
+            self.try_grant(lease);
+        }
+        self.find_guaranteed();
+        self.grant_by_share();
+        self.find_guaranteed();
+        self.queue.clear_changed();
+        self.decided_version = Some(self.leases.index().used_version());
+        self.positions_changed = true;
+    }
+
+    /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
+    /// has the smallest share of those with a request that fits.
+    fn grant_by_share(&mut self) {
+        let pool = self.pool.amounts();
+        let mut fitting: Vec<_> = self.queue.shapes().cloned().collect();
+        fitting.retain(|shape| self.has_free(shape));
+        if fitting.is_empty() {
+            return;
+        }
+        let tenants = self.queue.by_tenant().keys();
+        let heads = tenants.filter_map(|tenant| self.next_of(tenant, &pool, &fitting));
+        let mut next: BTreeSet<_> = heads.collect();
+        while let Some((_, _, tenant, lease)) = next.pop_first() {
+            let is_granted = self.try_grant(lease);
+            fitting.retain(|shape| self.has_free(shape));
+            let head = self.next_of(&tenant, &pool, &fitting);
+            let is_other = |(.., other): &(_, _, _, LeaseId)| is_granted || *other != lease;
+            next.extend(head.filter(is_other));
+        }
+    }
+
+    /// Returns whether enough devices are free for a request of this shape of any tenant.
+    fn has_free(&self, shape: &Shape) -> bool {
+        let free = self.pool.index().free();
+        free.count(|device| shape.accepts(device)) >= shape.devices as usize
+    }
+
+    /// Returns the next request of a tenant, of these shapes, that is beyond its guarantee and fits: with what
+    /// the order of tenants is by, their share and the arrival of their requests.
+    fn next_of(
+        &self,
+        tenant: &TenantName,
+        pool: &Amounts,
+        shapes: &[Shape],
+    ) -> Option<(u64, u64, TenantName, LeaseId)> {
+        let requests = self.queue.by_tenant().get(tenant)?;
+        let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
+        let guaranteed = self.queue.guaranteed();
+        let is_allowed = |shape: &&Shape| {
+            let may_have = |device: &DeviceSpec| {
+                shape.accepts(device) && limit.allows(used, device, shape.devices)
+            };
+            self.pool.index().free().count(may_have) >= shape.devices as usize
+        };
+        let heads = shapes.iter().filter_map(|shape| {
+            let mut requests = requests.of_shape(shape);
+            let first = requests.find(|rank| !guaranteed.contains(rank.lease))?;
+            Some((first, shape))
+        });
+        let fitting = heads.filter(|(_, shape)| is_allowed(shape));
+        let (first, _) = fitting.min()?;
+        let share = share_key(&self.policy, &guaranteed.with(used, tenant), pool, tenant);
+        Some((share, first.number, tenant.clone(), first.lease))
+    }
+
+    /// Grants the request that would become this lease if it fits. Returns whether it does.
+    fn try_grant(&mut self, lease: LeaseId) -> bool {
+        let Some(waiting) = self.queue.get(lease) else {
+            return false;
+        };
+        let Feasibility::Fits(devices) = self.assess(waiting) else {
+            return false;
+        };
+        let waiting = self.queue.remove(lease);
+        waiting
+            .map(|waiting| self.grant(waiting, devices))
+            .is_some()
+    }
+
+    /// Refuses the requests that could never be granted.
+    fn refuse_impossible(&mut self) {
+        let shapes = self.queue.shapes();
+        let impossible = shapes.filter(|shape| {
+            let offered = self.pool.index().offered();
+            offered.count(|device| shape.accepts(device)) < shape.devices as usize
+        });
+        let impossible: BTreeSet<_> = impossible.collect();
+        let mut refused = BTreeSet::new();
+        for (tenant, requests) in self.queue.by_tenant() {
+            let limit = &self.policy_of(tenant).limit;
+            let is_limited = *limit != TenantLimit::default();
+            for (shape, ranks) in requests.by_shape() {
+                let is_refused =
+                    impossible.contains(shape) || is_limited && !self.is_within_limit(shape, limit);
+                let ranks = ranks.iter().filter(|_| is_refused);
+                refused.extend(ranks.map(|rank| (rank.number, rank.lease)));
             }
+        }
+        for (_, lease) in refused {
+            if let Some(waiting) = self.queue.remove(lease) {
+                self.try_decide(waiting);
+            }
+        }
+    }
+
+    /// Returns whether a tenant with this limit may have as many devices as requests of this shape need, if it
+    /// has no others.
+    fn is_within_limit(&self, demand: &Demand, limit: &TenantLimit) -> bool {
+        let may_have = |device: &DeviceSpec| limit.allows(&NOTHING, device, demand.devices);
+        self.pool.offers(demand, may_have) >= demand.devices as usize
+    }
+
+    /// Returns whether a request can be granted, and with which devices.
+    fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
+        let (tenant, demand) = (&waiting.tenant, &waiting.demand);
+        let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
+        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand.devices);
+        self.pool.assess(waiting.lease, demand, may_have)
+    }
+
+    /// Grants or refuses a request, or returns it if it has to wait.
+    fn try_decide(&mut self, waiting: QueuedRequest) -> Option<QueuedRequest> {
+        let (client, request, demand) = (waiting.client, waiting.request, &waiting.demand);
+        match self.assess(&waiting) {
+            Feasibility::Fits(lease_devices) => self.grant(waiting, lease_devices),
             Feasibility::Never => {
                 let (demand, pool) = (demand.clone(), self.pool.inventory());
                 let reason = RefuseReason::Unsatisfiable { demand, pool };
                 self.refuse(client, request, reason);
             }
             Feasibility::Busy => {
-                let possible = self.pool.offers(demand, |device| allows(&none, device));
-                if possible >= demand.devices as usize {
+                let limit = &self.policy_of(&waiting.tenant).limit;
+                if self.is_within_limit(demand, limit) {
                     return Some(waiting);
                 }
                 let (demand, limit) = (demand.clone(), limit.clone());

@@ -23,20 +23,17 @@ impl Engine {
         let (later, leases): (Vec<_>, Vec<_>) = leases
             .filter(waits)
             .partition(|id| self.comes_after_guaranteed(*id));
-        let requests = |is_guaranteed| {
-            let requests = self.queue.iter();
-            let requests = requests.filter(move |queued| queued.is_guaranteed == is_guaranteed);
-            requests.map(|queued| queued.lease)
-        };
-        let first = leases.into_iter().chain(requests(true));
-        first.chain(later).chain(requests(false)).collect()
+        let requests = self.queue_order().into_iter();
+        let is_guaranteed = |lease: &LeaseId| self.queue.guaranteed().contains(*lease);
+        let (guaranteed, others): (Vec<_>, Vec<_>) = requests.partition(is_guaranteed);
+        let first = leases.into_iter().chain(guaranteed);
+        first.chain(later).chain(others).collect()
     }
 
     /// Returns what a lease or request waits for; `None` if there is none with this id that waits.
     pub fn waiting(&self, id: LeaseId) -> Option<Waiting> {
-        let request = || self.queue.iter().find(|queued| queued.lease == id);
         self.waiting_lease(id)
-            .or_else(|| Some(self.waiting_request(request()?)))
+            .or_else(|| Some(self.waiting_request(self.queue.get(id)?)))
     }
 
     /// Returns the leases that have no devices, in the order in which they get some: those first that a
@@ -162,7 +159,7 @@ impl Engine {
                 demand: demand.clone(),
                 since: queued.since,
                 priority: queued.priority,
-                is_guaranteed: queued.is_guaranteed,
+                is_guaranteed: self.queue.guaranteed().contains(queued.lease),
             },
             needs: vec![NeededDevices {
                 count: demand.devices as usize,

@@ -69,7 +69,6 @@ pub(crate) struct LeaseIndex {
     by_owner: BTreeMap<ClientId, BTreeSet<LeaseId>>,
     by_worker: BTreeMap<WorkerId, BTreeSet<LeaseId>>,
     unsettled: BTreeSet<LeaseId>,
-    suspended: BTreeSet<LeaseId>,
     ends: BTreeSet<(Timestamp, LeaseId)>,
     unclaimed: usize,
     kept: BTreeMap<WorkerId, usize>,
@@ -114,7 +113,6 @@ impl LeaseIndex {
             }
         };
         change(&mut self.unsettled, keys.is_unsettled);
-        change(&mut self.suspended, keys.is_suspended);
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
@@ -157,11 +155,6 @@ impl LeaseIndex {
     /// told.
     pub(crate) fn unsettled(&self) -> impl Iterator<Item = LeaseId> {
         self.unsettled.iter().copied()
-    }
-
-    /// Returns the leases that are suspended, or were and wait for devices.
-    pub(crate) fn suspended(&self) -> impl Iterator<Item = LeaseId> {
-        self.suspended.iter().copied()
     }
 
     /// Returns the times at which leases end, the earliest first.

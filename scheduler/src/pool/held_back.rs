@@ -70,6 +70,11 @@ impl Pool {
         !dropped.is_empty()
     }
 
+    /// Returns the leases for which devices are held back.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = LeaseId> {
+        self.held_back.by_lease.keys().copied()
+    }
+
     /// Returns the devices that are held back for a lease.
     pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
         let held_back = self.held_back.by_lease.get(&lease);

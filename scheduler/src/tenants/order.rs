@@ -1,167 +1,207 @@
 //! The order in which requests get devices.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Amounts, Policy, TenantName, TenantPolicy, policy_of};
-use crate::device::Demand;
+use tensord_proto::ids::LeaseId;
 
-/// A request, as far as its place in the order depends on it.
-#[derive(Clone, Debug)]
-pub(crate) struct Ranked<'a> {
-    pub(crate) tenant: &'a TenantName,
-    /// Requests with a higher one come before others of the tenant.
-    pub(crate) priority: i32,
-    /// Rises with each request of the pool.
-    pub(crate) number: u64,
-    pub(crate) demand: &'a Demand,
-    /// The kinds of devices that it could get.
-    pub(crate) kinds: BTreeSet<&'a str>,
+use super::{Amounts, NOTHING, Policy, TenantName, TenantPolicy, policy_of};
+use crate::device::{Demand, Shape};
+use crate::queue::{Rank, Requests, TenantRequests};
+
+/// The kinds of devices that requests of each shape could get.
+pub(crate) type Kinds<'a> = BTreeMap<&'a Shape, BTreeSet<&'a str>>;
+
+/// The requests that wait and are within the guarantees of their tenants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Guaranteed {
+    /// The leases that they would become, in the order in which they get devices.
+    pub(crate) order: Vec<LeaseId>,
+    leases: BTreeSet<LeaseId>,
+    /// The devices that those of each tenant would get.
+    charges: BTreeMap<TenantName, Amounts>,
 }
 
-impl Ranked<'_> {
-    /// Adds the devices that it will have to those that its tenant has. Their kind may not be known yet.
-    fn charge(&self, used: &mut Amounts) {
-        let kind = self.kinds.first().filter(|_| self.kinds.len() == 1);
-        let (count, memory_bytes) = (self.demand.devices, self.demand.memory_bytes);
-        used.add_devices(kind.copied(), count.into(), memory_bytes);
+impl Guaranteed {
+    /// Returns whether the request that would become this lease is among them.
+    pub(crate) fn contains(&self, lease: LeaseId) -> bool {
+        self.leases.contains(&lease)
     }
 
-    /// Counts the devices of a request of several kinds as some of each, so that the guarantees of all are
-    /// used up.
-    fn charge_all_kinds(&self, used: &mut Amounts) {
-        for kind in self.kinds.iter().filter(|_| self.kinds.len() > 1) {
-            let count = u64::from(self.demand.devices);
-            *used.devices.entry((*kind).to_owned()).or_default() += count;
-        }
+    /// Returns what a tenant that has `used` would have if they were granted.
+    pub(crate) fn with(&self, used: &Amounts, tenant: &TenantName) -> Amounts {
+        let mut all = used.clone();
+        all.add(self.charges.get(tenant).unwrap_or(&NOTHING));
+        all
     }
+}
 
-    /// Returns whether its tenant, which has `used`, is guaranteed the devices.
-    fn is_guaranteed(&self, policy: &TenantPolicy, used: &Amounts) -> bool {
-        let has_room = |kind: &&str| {
-            let most = policy.guaranteed.get(*kind).copied().unwrap_or_default();
-            let has = used.devices.get(*kind).copied().unwrap_or_default();
-            has + u64::from(self.demand.devices) <= u64::from(most)
+/// Returns the requests that are within the guarantees of their tenants, which have `used`.
+pub(crate) fn guaranteed(
+    policy: &Policy,
+    used: &BTreeMap<TenantName, Amounts>,
+    kinds: &Kinds<'_>,
+    requests: &Requests,
+) -> Guaranteed {
+    let mut found = Guaranteed::default();
+    let mut by_tenant = Vec::new();
+    for (tenant, policy) in policy {
+        let Some(requests) = requests.get(tenant) else {
+            continue;
         };
-        !self.kinds.is_empty() && self.kinds.iter().all(has_room)
+        if policy.guaranteed.is_empty() {
+            continue;
+        }
+        let used = used.get(tenant).unwrap_or(&NOTHING);
+        let (ranks, charge) = within_guarantee(policy, used, kinds, requests);
+        found.leases.extend(ranks.iter().map(|rank| rank.lease));
+        found.charges.insert(tenant.clone(), charge);
+        by_tenant.push(VecDeque::from(ranks));
     }
+    found.order = in_order_of_arrival(by_tenant);
+    found
 }
 
-/// The place of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// The position of the request in what [`order`] was given.
-    pub(crate) index: usize,
-    /// Whether it is within its tenant's guarantee.
-    pub(crate) is_guaranteed: bool,
+/// Returns the requests of a tenant that are within its guarantee, the next first, and the devices that they
+/// would get.
+fn within_guarantee(
+    policy: &TenantPolicy,
+    used: &Amounts,
+    kinds: &Kinds<'_>,
+    requests: &TenantRequests,
+) -> (Vec<Rank>, Amounts) {
+    let (mut used, mut charge_of_all) = (used.clone(), Amounts::default());
+    let none = BTreeSet::new();
+    let mut next = BTreeMap::new();
+    for (shape, ranks) in requests.by_shape() {
+        let mut ranks = ranks.iter().copied();
+        next.extend(ranks.next().map(|first| (first, (shape, ranks))));
+    }
+    let mut within = Vec::new();
+    while let Some((rank, (shape, mut ranks))) = next.pop_first() {
+        let kinds = kinds.get(shape).unwrap_or(&none);
+        // What the tenant has only grows, so no later one of the shape is within the guarantee either.
+        if !is_guaranteed(policy, &used, shape, kinds) {
+            continue;
+        }
+        for amounts in [&mut used, &mut charge_of_all] {
+            charge(amounts, shape, kinds);
+            charge_all_kinds(amounts, shape, kinds);
+        }
+        within.push(rank);
+        next.extend(ranks.next().map(|rank| (rank, (shape, ranks))));
+    }
+    (within, charge_of_all)
 }
 
-/// A tenant with requests.
-struct Waiting<'a> {
-    policy: &'a TenantPolicy,
-    /// What it has, and would have if those of its requests were granted that are in order already.
-    used: Amounts,
-    /// Its requests that are not in order yet, the next first.
-    requests: VecDeque<usize>,
+/// Returns the requests of tenants, of which each has its own in order: each time the earliest of those that
+/// are next of a tenant.
+fn in_order_of_arrival(mut tenants: Vec<VecDeque<Rank>>) -> Vec<LeaseId> {
+    let heads = (0..).zip(&tenants);
+    let heads = heads.filter_map(|(at, ranks)| Some((ranks.front()?.number, at)));
+    let mut next: BTreeSet<(u64, usize)> = heads.collect();
+    let mut order = Vec::new();
+    while let Some((_, at)) = next.pop_first() {
+        let ranks = &mut tenants[at];
+        order.extend(ranks.pop_front().map(|rank| rank.lease));
+        next.extend(ranks.front().map(|rank| (rank.number, at)));
+    }
+    order
 }
 
-/// Returns the order of `requests` in a pool that has the devices `pool`, of which the tenants have `used`.
+/// Returns the order in which all requests would get devices of a pool that has `pool`, of which the tenants
+/// have `used`, if there were enough for each that is next: those first that are guaranteed, then each time
+/// the next of the tenant that has the smallest share.
 pub(crate) fn order(
     policy: &Policy,
     used: &BTreeMap<TenantName, Amounts>,
     pool: &Amounts,
-    requests: &[Ranked<'_>],
-) -> Vec<Place> {
-    let mut tenants = BTreeMap::<&TenantName, Waiting<'_>>::new();
-    let mut by_rank: Vec<usize> = (0..requests.len()).collect();
-    by_rank.sort_by_key(|&index| (Reverse(requests[index].priority), requests[index].number));
-    let mut guaranteed = BTreeMap::<&TenantName, VecDeque<usize>>::new();
-    for index in by_rank {
-        let request = &requests[index];
-        let tenant = tenants.entry(request.tenant).or_insert_with(|| Waiting {
-            policy: policy_of(policy, request.tenant),
-            used: used.get(request.tenant).cloned().unwrap_or_default(),
-            requests: VecDeque::new(),
+    kinds: &Kinds<'_>,
+    requests: &Requests,
+    guaranteed: &Guaranteed,
+) -> Vec<LeaseId> {
+    let mut order = guaranteed.order.clone();
+    let mut tenants = BTreeMap::<&TenantName, (Amounts, VecDeque<(Rank, &Shape)>)>::new();
+    for (tenant, requests) in requests {
+        let by_shape = requests.by_shape();
+        let ranked = by_shape.flat_map(|(shape, of_shape)| {
+            let others = of_shape.iter().filter(|it| !guaranteed.contains(it.lease));
+            others.map(move |rank| (*rank, shape))
         });
-        if request.is_guaranteed(tenant.policy, &tenant.used) {
-            request.charge(&mut tenant.used);
-            request.charge_all_kinds(&mut tenant.used);
-            guaranteed
-                .entry(request.tenant)
-                .or_default()
-                .push_back(index);
-        } else {
-            tenant.requests.push_back(index);
-        }
+        let ranked: BTreeMap<_, _> = ranked.collect();
+        let used = guaranteed.with(used.get(tenant).unwrap_or(&NOTHING), tenant);
+        tenants.insert(tenant, (used, ranked.into_iter().collect()));
     }
-    let mut places = in_order_of_arrival(guaranteed, requests);
-    places.extend(in_order_of_shares(tenants, pool, requests));
-    places
-}
-
-/// Returns the guaranteed requests of the tenants, each time the earliest of those that are next of a tenant.
-fn in_order_of_arrival(
-    mut guaranteed: BTreeMap<&TenantName, VecDeque<usize>>,
-    requests: &[Ranked<'_>],
-) -> Vec<Place> {
-    let heads = guaranteed.iter();
-    let heads = heads.filter_map(|(tenant, of_tenant)| {
-        let first = requests[*of_tenant.front()?].number;
-        Some((first, *tenant))
-    });
-    let mut next: BTreeSet<_> = heads.collect();
-    let mut places = Vec::new();
-    while let Some((_, tenant)) = next.pop_first() {
-        let of_tenant = guaranteed.entry(tenant).or_default();
-        places.extend(of_tenant.pop_front().map(|index| Place {
-            index,
-            is_guaranteed: true,
-        }));
-        next.extend(of_tenant.front().map(|&at| (requests[at].number, tenant)));
-    }
-    places
-}
-
-/// Returns the other requests of the tenants, each time the next of the tenant that has the smallest share.
-fn in_order_of_shares<'a>(
-    mut tenants: BTreeMap<&'a TenantName, Waiting<'_>>,
-    pool: &Amounts,
-    requests: &[Ranked<'_>],
-) -> Vec<Place> {
-    // Shares are not negative, so their bits have the same order.
-    let key = |tenant: &'a TenantName, waiting: &Waiting<'_>| {
-        let first = *waiting.requests.front()?;
-        let share = waiting
-            .used
-            .weighted_share(pool, waiting.policy.weight)
-            .to_bits();
-        Some((share, requests[first].number, tenant))
+    let key = |tenant, used: &Amounts, first: Option<&(Rank, _)>| {
+        let share = share_key(policy, used, pool, tenant);
+        first.map(|(rank, _)| (share, rank.number, tenant))
     };
     let heads = tenants.iter();
-    let heads = heads.filter_map(|(tenant, waiting)| key(tenant, waiting));
+    let heads = heads.filter_map(|(tenant, (used, ranks))| key(*tenant, used, ranks.front()));
     let mut next: BTreeSet<_> = heads.collect();
-    let mut places = Vec::new();
+    let none = BTreeSet::new();
     while let Some((.., tenant)) = next.pop_first() {
-        let Some(waiting) = tenants.get_mut(tenant) else {
+        let Some((used, ranks)) = tenants.get_mut(tenant) else {
             continue;
         };
-        if let Some(index) = waiting.requests.pop_front() {
-            requests[index].charge(&mut waiting.used);
-            places.push(Place {
-                index,
-                is_guaranteed: false,
-            });
+        if let Some((rank, shape)) = ranks.pop_front() {
+            charge(used, shape, kinds.get(shape).unwrap_or(&none));
+            order.push(rank.lease);
         }
-        next.extend(key(tenant, waiting));
+        next.extend(key(tenant, used, ranks.front()));
     }
-    places
+    order
+}
+
+/// Returns a number that has the order of the shares of tenants, divided by their weights.
+pub(crate) fn share_key(
+    policy: &Policy,
+    used: &Amounts,
+    pool: &Amounts,
+    tenant: &TenantName,
+) -> u64 {
+    let weight = policy_of(policy, tenant).weight;
+    // Shares are not negative, so their bits have the same order.
+    used.weighted_share(pool, weight).to_bits()
+}
+
+/// Adds the devices that a request will have to those that its tenant has. Their kind may not be known yet.
+fn charge(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
+    let kind = kinds.first().filter(|_| kinds.len() == 1);
+    used.add_devices(kind.copied(), demand.devices.into(), demand.memory_bytes);
+}
+
+/// Counts the devices of a request of several kinds as some of each, so that the guarantees of all are used
+/// up.
+fn charge_all_kinds(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
+    for kind in kinds.iter().filter(|_| kinds.len() > 1) {
+        let count = u64::from(demand.devices);
+        *used.devices.entry((*kind).to_owned()).or_default() += count;
+    }
+}
+
+/// Returns whether the tenant of a request, which has `used`, is guaranteed the devices.
+fn is_guaranteed(
+    policy: &TenantPolicy,
+    used: &Amounts,
+    demand: &Demand,
+    kinds: &BTreeSet<&str>,
+) -> bool {
+    let has_room = |kind: &&str| {
+        let most = policy.guaranteed.get(*kind).copied().unwrap_or_default();
+        let has = used.devices.get(*kind).copied().unwrap_or_default();
+        has + u64::from(demand.devices) <= u64::from(most)
+    };
+    !kinds.is_empty() && kinds.iter().all(has_room)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensord_proto::ids::{ClientId, RequestId};
+
     use crate::device::{DeviceSpec, Durability};
-    use crate::tests::{cuda, flex};
+    use crate::queue::{Queue, QueuedRequest};
+    use crate::tests::{at, cuda, flex};
 
     /// A tenant's name, weight, number of guaranteed devices of kind cuda, and devices.
     type Tenant<'a> = (&'a str, u32, u32, &'a [DeviceSpec]);
@@ -185,27 +225,45 @@ mod tests {
             used.insert(TenantName::from(*name), Amounts::of(*devices));
         }
         let pool = [vec![cuda(16); 8], vec![flex(4); 8]].concat();
-        let names: Vec<_> = requests.iter().map(|it| TenantName::from(it.0)).collect();
-        let demand = |devices| Demand {
-            devices,
-            kind: None,
-            memory_bytes: 0,
-            durability: Durability::Off,
-            recover_within: None,
+        let mut queue = Queue::default();
+        for (number, (tenant, priority, devices, kinds)) in (1..).zip(requests) {
+            let demand = Demand {
+                devices: *devices,
+                kind: match kinds {
+                    [] => Some("none".into()),
+                    [kind] => Some((*kind).into()),
+                    _ => None,
+                },
+                memory_bytes: 0,
+                durability: Durability::Off,
+                recover_within: None,
+            };
+            queue.push(QueuedRequest::new(
+                ClientId(1),
+                (*tenant).into(),
+                RequestId(number),
+                demand,
+                *priority,
+                LeaseId(number),
+                at(0),
+            ));
+        }
+        let kinds_of = |shape: &Shape| {
+            let accepted = pool.iter().filter(|device| shape.accepts(device));
+            accepted.map(|device| &*device.kind).collect()
         };
-        let demands: Vec<_> = requests.iter().map(|it| demand(it.2)).collect();
-        let ranked = (0..).zip(requests).map(|(at, request)| Ranked {
-            tenant: &names[at],
-            priority: request.1,
-            number: at as u64,
-            demand: &demands[at],
-            kinds: request.3.iter().copied().collect(),
-        });
-        let ranked: Vec<_> = ranked.collect();
-        let places = order(&policy, &used, &Amounts::of(&pool), &ranked);
-        let found = places.iter().map(|place| {
-            let number = place.index as i32 + 1;
-            if place.is_guaranteed { -number } else { number }
+        let kinds = queue.shapes().map(|shape| (shape, kinds_of(shape)));
+        let (kinds, requests) = (kinds.collect(), queue.by_tenant());
+        let guaranteed = guaranteed(&policy, &used, &kinds, requests);
+        let pool = Amounts::of(&pool);
+        let order = order(&policy, &used, &pool, &kinds, requests, &guaranteed);
+        let found = order.iter().map(|lease| {
+            let number = lease.0 as i32;
+            if guaranteed.contains(*lease) {
+                -number
+            } else {
+                number
+            }
         });
         assert_eq!(found.collect::<Vec<_>>(), expected);
     }
