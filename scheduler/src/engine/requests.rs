@@ -146,7 +146,13 @@ impl Engine {
     /// Finds the requests within the guarantees of their tenants.
     fn find_guaranteed(&mut self) {
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
-        let guaranteed = guaranteed(&self.policy, used, &self.kinds(), requests);
+        let mut tenants = self.policy.iter();
+        let is_needed = tenants
+            .any(|(tenant, policy)| !policy.guaranteed.is_empty() && requests.contains_key(tenant));
+        let guaranteed = match is_needed {
+            true => guaranteed(&self.policy, used, &self.kinds(), requests),
+            false => Guaranteed::default(),
+        };
         self.queue.set_guaranteed(guaranteed);
     }
 
@@ -255,11 +261,13 @@ impl Engine {
         for (tenant, requests) in self.queue.by_tenant() {
             let limit = &self.policy_of(tenant).limit;
             let is_limited = *limit != TenantLimit::default();
+            if !is_limited && impossible.is_empty() {
+                continue;
+            }
             for (shape, ranks) in requests.by_shape() {
-                let is_refused =
-                    impossible.contains(shape) || is_limited && !self.is_within_limit(shape, limit);
-                let ranks = ranks.iter().filter(|_| is_refused);
-                refused.extend(ranks.map(|rank| (rank.number, rank.lease)));
+                if impossible.contains(shape) || is_limited && !self.is_within_limit(shape, limit) {
+                    refused.extend(ranks.iter().map(|rank| (rank.number, rank.lease)));
+                }
             }
         }
         for (_, lease) in refused {
