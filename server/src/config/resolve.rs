@@ -2,6 +2,7 @@
 //!
 //! Pure except for one read: the file with the pool URL, if one is named.
 
+mod admin;
 #[cfg(feature = "demo")]
 mod demo;
 mod pool_url;
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tensord_transport::{PoolUrl, Secret};
+use tensord_transport::PoolUrl;
 use tensord_worker::{AUTO, DeviceSelection, WorkerOptions};
 
 use self::{
@@ -21,19 +22,17 @@ use self::{
     state_files::{audit_log, kernel_cache},
 };
 use super::{
-    AdminUrl, Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig,
-    GatewayToken, LeasesAction, LeasesConfig, NodeConfig, QueueConfig, SchedulerConfig, StatePath,
-    StatusConfig, TenantChange, TenantsAction, TenantsConfig, TokenAction, TokenConfig, UpConfig,
-    WorkerConfig, WorkersAction, WorkersConfig,
+    Config, ConfigError, Demand, DevicesConfig, Environment, File, GatewayConfig, GatewayToken,
+    NodeConfig, QueueConfig, SchedulerConfig, StatePath, StatusConfig, UpConfig, WorkerConfig,
     settings::{
-        AdminSettings, DrainSettings, GatewaySettings, SchedulerSettings, StateSettings,
-        UpSettings, UrlSettings, WorkerSettings,
+        DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
+        WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name, Period, Seconds, SnapshotStore},
+    values::{Devices, Filter, Host, Listen, Name, Seconds, SnapshotStore},
 };
 use crate::{
-    cli::{Cli, Command, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand},
-    scheduler::{DEFAULT_TENANT, LEASE_TOKEN_LIFE},
+    cli::{Cli, Command},
+    scheduler::LEASE_TOKEN_LIFE,
     state,
 };
 
@@ -49,9 +48,6 @@ const GATEWAY_PORT: u16 = 7463;
 
 /// Default time limit for running sessions to end after a stop signal, in seconds.
 const DRAIN_SECONDS: u64 = 10;
-
-/// Default for how long a token stays valid along with its successor.
-const ROTATION_GRACE: Duration = Duration::from_secs(3600);
 
 const NO_URL: &str = "TENSORD_URL is not set; export the line that `tensord up` or `tensord scheduler` prints, or name a file that holds the URL with --url-file";
 const NO_STATE: &str =
@@ -290,139 +286,6 @@ impl Layers<'_> {
             demand,
             token,
         })
-    }
-
-    fn tenants(&self, command: TenantCommand) -> Result<TenantsConfig, ConfigError> {
-        let change = |Name(name), terms: TenantTerms| {
-            let TenantTerms {
-                weight,
-                guarantee,
-                limit,
-                json,
-                admin,
-            } = terms;
-            let change = TenantChange {
-                name,
-                weight,
-                guaranteed: guarantee,
-                limit,
-            };
-            (change, json, admin)
-        };
-        let (action, json, settings) = match command {
-            TenantCommand::Add { name, terms } => {
-                let (added, json, admin) = change(name, terms);
-                (TenantsAction::Add(added), json, admin)
-            }
-            TenantCommand::Set { name, terms } => {
-                let (changed, json, admin) = change(name, terms);
-                (TenantsAction::Set(changed), json, admin)
-            }
-            TenantCommand::List { json, admin } => (TenantsAction::List, json, admin),
-            TenantCommand::Show {
-                name: Name(name),
-                json,
-                admin,
-            } => (TenantsAction::Show(name), json, admin),
-            TenantCommand::Remove {
-                name: Name(name),
-                admin,
-            } => (TenantsAction::Remove(name), false, admin),
-        };
-        let admin = self.admin(settings)?;
-        Ok(TenantsConfig {
-            admin,
-            action,
-            json,
-        })
-    }
-
-    fn token(&self, command: TokenCommand) -> Result<TokenConfig, ConfigError> {
-        let (action, settings) = match command {
-            TokenCommand::Create {
-                name,
-                role,
-                tenant,
-                user,
-                note,
-                expires,
-                uses,
-                admin,
-            } => {
-                let create = TokenAction::Create {
-                    name: name.map(|Name(name)| name),
-                    role: role.to_string(),
-                    tenant: tenant.map_or_else(|| DEFAULT_TENANT.into(), |Name(tenant)| tenant),
-                    user: user.map_or_else(String::new, |Name(user)| user),
-                    note: note.unwrap_or_default(),
-                    life: expires.map(|Period(life)| life),
-                    uses,
-                };
-                (create, admin)
-            }
-            TokenCommand::List { json, admin } => (TokenAction::List { json }, admin),
-            TokenCommand::Rotate { name, grace, admin } => {
-                let Period(grace) = grace.unwrap_or(Period(ROTATION_GRACE));
-                (TokenAction::Rotate { name, grace }, admin)
-            }
-            TokenCommand::Revoke {
-                name,
-                keep_leases,
-                admin,
-            } => (TokenAction::Revoke { name, keep_leases }, admin),
-        };
-        let admin = self.admin(settings)?;
-        Ok(TokenConfig { admin, action })
-    }
-
-    fn workers(&self, command: WorkerCommand) -> Result<WorkersConfig, ConfigError> {
-        let (action, settings) = match command {
-            WorkerCommand::List { json, admin } => (WorkersAction::List { json }, admin),
-            WorkerCommand::Remove { name, admin } => (WorkersAction::Remove { name }, admin),
-            WorkerCommand::Drain {
-                name,
-                undo,
-                wait,
-                admin,
-            } => {
-                let wait = wait.map(|Period(wait)| wait);
-                (WorkersAction::Drain { name, undo, wait }, admin)
-            }
-        };
-        let admin = self.admin(settings)?;
-        Ok(WorkersConfig { admin, action })
-    }
-
-    fn leases(&self, command: LeaseCommand) -> Result<LeasesConfig, ConfigError> {
-        let (action, settings) = match command {
-            LeaseCommand::List { json, admin } => (LeasesAction::List { json }, admin),
-            LeaseCommand::Move { lease, admin } => (LeasesAction::Move { lease }, admin),
-            LeaseCommand::Suspend { lease, admin } => (LeasesAction::Suspend { lease }, admin),
-            LeaseCommand::Resume { lease, admin } => (LeasesAction::Resume { lease }, admin),
-            LeaseCommand::End { lease, admin } => (LeasesAction::End { lease }, admin),
-            LeaseCommand::Priority {
-                lease,
-                priority,
-                admin,
-            } => (LeasesAction::Priority { lease, priority }, admin),
-        };
-        let admin = self.admin(settings)?;
-        Ok(LeasesConfig { admin, action })
-    }
-
-    /// Resolves the source of the admin URL: the first that is set of `--url`,
-    /// `--url-file`, `--state`, `TENSORD_URL` and the configuration file's `url-file`, else
-    /// the state directory of this host's scheduler.
-    fn admin(&self, settings: AdminSettings) -> Result<AdminUrl, ConfigError> {
-        let AdminSettings { url, file, state } = settings;
-        if let Some(url) = url {
-            return pool_url(&Secret::new(url), "--url".into()).map(AdminUrl::Given);
-        }
-        let has_url = self.environment.url.is_some() || self.file.url_file.is_some();
-        match file.url_file.is_none() && (state.state.is_some() || !has_url) {
-            true => self.state(state).map(AdminUrl::FromState),
-            false => self.url(file).map(AdminUrl::Given),
-        }
     }
 
     fn state(&self, settings: StateSettings) -> Result<StatePath, ConfigError> {

@@ -2,8 +2,13 @@
 
 use std::fs;
 
+use tensord_transport::Secret;
+
 use super::*;
-use crate::cli::{self, Parsed};
+use crate::{
+    cli::{self, Parsed},
+    config::{AdminUrl, TokenAction, TokenConfig},
+};
 
 const URL: &str = "tensord://0123456789abcdef@h:1";
 
