@@ -54,6 +54,9 @@ use crate::{audit::Audit, state::PoolSecrets};
 /// of hundreds of leases, or a registration of hundreds of devices.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
+/// The largest message of an administrator, in bytes: 500 for each of as many tenants as a pool may have.
+const MAX_ADMIN_MESSAGE_BYTES: usize = 512 << 10;
+
 /// How long a lease token opens sessions: much longer than a restart of the scheduler or
 /// the delivery of a message takes, but short, so that a stolen old token is of little use.
 pub(crate) const LEASE_TOKEN_LIFE: Duration = Duration::from_secs(600);
@@ -206,7 +209,8 @@ impl Scheduler {
         let service = Service(shared.clone());
         let pool = PoolServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let pool = InterceptedService::new(pool, shared.guard(&[Role::Client, Role::Admin]));
-        let admin = AdminServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let admin =
+            AdminServer::new(service.clone()).max_decoding_message_size(MAX_ADMIN_MESSAGE_BYTES);
         let workers = WorkersServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let workers = InterceptedService::new(workers, shared.guard_workers());
         let admin = InterceptedService::new(admin, shared.guard(&[Role::Admin]));

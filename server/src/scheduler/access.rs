@@ -76,6 +76,10 @@ pub(crate) enum ChangeError {
     Tenant(#[from] TenantError),
     #[error(transparent)]
     State(#[from] StateError),
+    #[error("the tokens {tokens} are revoked, but the tenants are as before: {source}")]
+    OnlyRevoked { tokens: String, source: StateError },
+    #[error("the scheduler is shutting down")]
+    Stopping,
 }
 
 impl Access {
@@ -190,7 +194,8 @@ impl Access {
         used.map_err(|e| {
             let code = match e {
                 ChangeError::Token(_) | ChangeError::Tenant(_) => ErrorCode::Token,
-                ChangeError::State(_) => ErrorCode::Internal,
+                ChangeError::State(_) | ChangeError::OnlyRevoked { .. } => ErrorCode::Internal,
+                ChangeError::Stopping => ErrorCode::Draining,
             };
             Error::new(code, e.to_string())
         })
@@ -264,6 +269,22 @@ impl Access {
         self.tokens.change(|tokens| {
             let revoked = tokens.revoke(name, keep_leases, UnixMillis::now())?;
             Ok(revoked.clone())
+        })
+    }
+
+    /// Revokes several tokens, as [`revoke`](Self::revoke) does without `keep_leases`: all, or none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`create`](Self::create).
+    pub(super) fn revoke_all(&self, names: &[String]) -> Result<Vec<Token>, ChangeError> {
+        self.tokens.change(|tokens| {
+            let now = UnixMillis::now();
+            let revoked = names.iter().map(|name| {
+                let revoked = tokens.revoke(name, false, now)?;
+                Ok(revoked.clone())
+            });
+            revoked.collect()
         })
     }
 }

@@ -1,18 +1,21 @@
-//! The admin service: it creates, lists, rotates and revokes tokens, adds, changes, lists and removes
-//! tenants, lists, drains and removes workers, lists, moves, suspends and resumes leases, and lists what
+//! The admin service: it creates, lists, rotates and revokes tokens, adds, changes, lists, removes and
+//! applies tenants, lists, drains and removes workers, lists, moves, suspends and resumes leases, and lists what
 //! waits, while the pool runs.
 
-use std::{sync::Arc, time::Duration};
+mod apply;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tensord_proto::ids::LeaseId;
 use tensord_proto::v1::{
-    ChangeTenantRequest, CreateTokenRequest, DrainWorkerRequest, DrainedWorker, EndLeaseRequest,
-    EndedLease, EnrolledDevices, EnrolledWorker, EnrolledWorkers, Error, ErrorCode, LeaseList,
-    ListLeasesRequest, ListTenantsRequest, ListTokensRequest, ListWaitingRequest,
-    ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, PrioritySet, RemoveTenantRequest,
-    RemoveWorkerRequest, RemovedTenant, RemovedWorker, ResumeLeaseRequest, ResumedLease,
-    RevokeTokenRequest, Revoked, RotateTokenRequest, SetPriorityRequest, SuspendLeaseRequest,
-    SuspendedLease, TenantInfo, TenantList, TokenInfo, TokenList, WaitingList, admin_server::Admin,
+    ApplyTenantsRequest, ChangeTenantRequest, CreateTokenRequest, DrainWorkerRequest,
+    DrainedWorker, EndLeaseRequest, EndedLease, EnrolledDevices, EnrolledWorker, EnrolledWorkers,
+    Error, ErrorCode, LeaseList, ListLeasesRequest, ListTenantsRequest, ListTokensRequest,
+    ListWaitingRequest, ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, PrioritySet,
+    RemoveTenantRequest, RemoveWorkerRequest, RemovedTenant, RemovedWorker, ResumeLeaseRequest,
+    ResumedLease, RevokeTokenRequest, Revoked, RotateTokenRequest, SetPriorityRequest,
+    SuspendLeaseRequest, SuspendedLease, TenantInfo, TenantList, TenantPlan, TokenInfo, TokenList,
+    WaitingList, admin_server::Admin,
 };
 use tensord_scheduler::TenantLimit;
 use tensord_transport::{Secret, control};
@@ -99,15 +102,11 @@ impl Admin for Service {
         let revoke = move |access: &Access| access.revoke(&name, keep_leases);
         let token = self.change(revoke).await?;
         info!(token = token.name, keep_leases, "token revoked");
-        let revoked = Entry::new(EntryKind::Revoked).address(peer);
         let by = match keep_leases {
             true => format!("by {}; its leases continue", auth.token),
             false => format!("by {}", auth.token),
         };
-        let role = token.role.name();
-        self.0
-            .audit
-            .record(revoked.token(&token.name, role, &token.tenant).reason(by));
+        self.record_revoked(&token, peer, by);
         if keep_leases {
             return Ok(Response::new(Revoked::default()));
         }
@@ -341,6 +340,13 @@ impl Admin for Service {
         info!(name, by = %auth.token, "tenant removed");
         Ok(Response::new(RemovedTenant {}))
     }
+
+    async fn apply_tenants(
+        &self,
+        request: Request<ApplyTenantsRequest>,
+    ) -> Result<Response<TenantPlan>, Status> {
+        self.apply(request).await.map(Response::new)
+    }
 }
 
 /// Runs `work` on a thread that may block on the disk.
@@ -379,20 +385,7 @@ impl Service {
         change: impl FnOnce(&Tenants, &str, TenantChange) -> Result<(), ChangeError> + Send + 'static,
     ) -> Result<Response<TenantInfo>, Status> {
         let auth = self.0.admit(&[Role::Admin], &request)?;
-        let ChangeTenantRequest {
-            name,
-            weight,
-            guaranteed,
-            limit,
-        } = request.into_inner();
-        let parsed = TenantChange {
-            weight,
-            guaranteed: guaranteed.map(|it| convert::kinds(it.kinds)),
-            limit: limit.map(|it| TenantLimit {
-                devices: convert::kinds(it.kinds),
-                memory_bytes: it.memory_bytes,
-            }),
-        };
+        let (name, parsed) = named_change(request.into_inner());
         let (tenants, changing) = (self.0.registries.tenants.clone(), name.clone());
         self.change_tenants(move || change(&tenants, &changing, parsed))
             .await?;
@@ -404,10 +397,10 @@ impl Service {
     }
 
     /// Changes tenants, and has the driver follow that, also if the caller does not wait any more.
-    async fn change_tenants(
+    async fn change_tenants<T: Send + 'static>(
         &self,
-        change: impl FnOnce() -> Result<(), ChangeError> + Send + 'static,
-    ) -> Result<(), Status> {
+        change: impl FnOnce() -> Result<T, ChangeError> + Send + 'static,
+    ) -> Result<T, Status> {
         let driver = self.0.driver.clone();
         let changed = blocking(move || {
             let changed = change();
@@ -426,6 +419,13 @@ impl Service {
         self.reply(replied).await
     }
 
+    /// Records in the audit log that a token was revoked by a caller at `peer`.
+    fn record_revoked(&self, token: &Token, peer: SocketAddr, reason: String) {
+        let entry = Entry::new(EntryKind::Revoked).address(peer);
+        let entry = entry.token(&token.name, token.role.name(), &token.tenant);
+        self.0.audit.record(entry.reason(reason));
+    }
+
     /// Changes tokens on a thread that may block on the disk.
     async fn change<T: Send + 'static>(
         &self,
@@ -439,17 +439,30 @@ impl Service {
 
 fn refused(error: &ChangeError) -> Status {
     let code = match error {
-        ChangeError::Token(TokenError::Full) | ChangeError::Tenant(TenantError::Full) => {
-            ErrorCode::Limit
-        }
+        ChangeError::Token(TokenError::Full)
+        | ChangeError::Tenant(TenantError::Full | TenantError::TooMany { .. }) => ErrorCode::Limit,
         ChangeError::Token(_) | ChangeError::Tenant(_) => ErrorCode::Protocol,
-        ChangeError::State(_) => ErrorCode::Internal,
+        ChangeError::State(_) | ChangeError::OnlyRevoked { .. } => ErrorCode::Internal,
+        ChangeError::Stopping => ErrorCode::Draining,
     };
     grpc_status::status(&Error::new(code, error.to_string()))
 }
 
 fn protocol_error(message: &str) -> Status {
     grpc_status::status(&Error::new(ErrorCode::Protocol, message))
+}
+
+/// Returns the name and the change of a tenant in a message.
+fn named_change(message: ChangeTenantRequest) -> (String, TenantChange) {
+    let change = TenantChange {
+        weight: message.weight,
+        guaranteed: message.guaranteed.map(|it| convert::kinds(it.kinds)),
+        limit: message.limit.map(|it| TenantLimit {
+            devices: convert::kinds(it.kinds),
+            memory_bytes: it.memory_bytes,
+        }),
+    };
+    (message.name, change)
 }
 
 fn made_token((token, string): &(Token, Secret)) -> MadeToken {

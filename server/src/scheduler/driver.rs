@@ -19,7 +19,7 @@ mod workers;
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 
@@ -56,7 +56,7 @@ use super::{
     lease_records::LeaseRecords,
     renewals::Renewals,
     stream::OpenStream,
-    tenants::Tenants,
+    tenants::{Plan, Tenants},
 };
 use crate::audit::Audit;
 
@@ -105,6 +105,8 @@ pub(super) struct Driver {
     access: Arc<Access>,
     enrolment: Arc<Enrolment>,
     tenants: Arc<Tenants>,
+    /// The changes of tenants that are being written, as long as they are.
+    tenants_plan: Weak<Plan>,
     audit: Audit,
     records: LeaseRecords,
     renewals: Renewals,
@@ -151,6 +153,7 @@ impl Driver {
             access,
             enrolment,
             tenants,
+            tenants_plan: Weak::new(),
             audit,
             engine,
             records,
@@ -288,11 +291,12 @@ impl Driver {
             Input::ListWaiting(lease, reply) => {
                 let _ = reply.send(self.list_waiting(lease));
             }
-            Input::TenantsChanged => self.apply(Event::SetPolicy {
-                policy: self.tenants.read().policy(),
-            }),
+            Input::TenantsChanged => self.on_tenants_changed(),
             Input::ListTenants(name, reply) => {
                 let _ = reply.send(self.list_tenants(name.as_deref()));
+            }
+            Input::PlanTenants(proposal, reply) => {
+                let _ = reply.send(self.plan_tenants(&proposal));
             }
             Input::DrainWorker {
                 name,

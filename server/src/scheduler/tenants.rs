@@ -2,12 +2,14 @@
 //!
 //! [`Registry`] has the rules. A change takes effect once it is on disk.
 
+mod plan;
 mod registry;
 mod store;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) use self::{
+    plan::{DeclaredTenants, Mode, Plan, Proposal, Usage},
     registry::{Registry, Tenant, TenantChange, TenantError},
     store::{RedbTenants, TenantStore},
 };
@@ -91,6 +93,59 @@ impl Tenants {
             registry.remove(name, tokens.get(name).map_or(&[], Vec::as_slice))?;
             Ok(None)
         })
+    }
+
+    /// Makes the tenants those of a list, or plans it. `decide` makes the plan, and `revoke` revokes tokens and
+    /// ends what was opened with them. Blocks until the change is on disk.
+    ///
+    /// # Errors
+    ///
+    /// Those of `decide` and `revoke`, and if the change cannot be written. The tenants are then as before.
+    pub(super) fn apply<T>(
+        &self,
+        access: &Access,
+        declared: DeclaredTenants,
+        mode: Mode,
+        decide: impl FnOnce(Proposal) -> Result<(Arc<Plan>, T), ChangeError>,
+        revoke: impl FnOnce(&[String]) -> Result<(), ChangeError>,
+    ) -> Result<(Arc<Plan>, T), ChangeError> {
+        let is_applied = mode != Mode::DryRun;
+        let plan = |registry: &mut Registry| {
+            let proposal = Proposal {
+                declared,
+                mode,
+                current: registry.clone(),
+                // Creating a token takes the same lock, so no tenant gets a token meanwhile.
+                tokens: access.tokens(),
+                now: UnixMillis::now(),
+            };
+            let decided = decide(proposal)?;
+            if is_applied {
+                *registry = decided.0.after.clone();
+            }
+            Ok(decided)
+        };
+        let write = |_: &Registry, (plan, _): &(Arc<Plan>, T)| {
+            if !is_applied || plan.changes.is_empty() {
+                return Ok(());
+            }
+            // Before the tenants are removed: the next start would add the tenants of valid tokens again,
+            // without their limits.
+            let tokens = plan.revoked_tokens();
+            if !tokens.is_empty() {
+                revoke(&tokens)?;
+            }
+            self.store
+                .write(&plan.records())
+                .map_err(|source| match tokens.is_empty() {
+                    true => source.into(),
+                    false => ChangeError::OnlyRevoked {
+                        tokens: registry::listed(&tokens),
+                        source,
+                    },
+                })
+        };
+        self.registry.change(plan, write)
     }
 
     /// Runs `change` if the tenant exists, which cannot be removed meanwhile.

@@ -4,6 +4,7 @@
 //! it. No test relies on a fixed delay: every wait is for a condition, and fails after
 //! [`TIMEOUT`].
 
+mod apply;
 mod audit;
 mod credentials;
 mod enrolment;

@@ -1,20 +1,27 @@
 //! The inputs to the driver.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use tensord_proto::{
     credential::CredentialHash,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
         ClientMessage, DrainedWorker, EndedLease, Error, LeaseList, PoolMessage, PrioritySet,
-        ResumedLease, Revoked, StatusReply, SuspendedLease, TenantInfo, WaitingList, WorkerCommand,
-        WorkerMessage,
+        ResumedLease, Revoked, StatusReply, SuspendedLease, TenantInfo, TenantPlan, WaitingList,
+        WorkerCommand, WorkerMessage,
     },
 };
 use tensord_scheduler::StreamId;
 use tokio::sync::oneshot;
 
 use super::JoiningWorker;
-use crate::scheduler::{access::AuthContext, convert, stream::AcceptedStream};
+use crate::scheduler::{
+    access::AuthContext,
+    convert,
+    stream::AcceptedStream,
+    tenants::{Plan, Proposal, TenantError},
+};
 
 /// An input to the driver.
 pub(in crate::scheduler) enum Input {
@@ -58,6 +65,13 @@ pub(in crate::scheduler) enum Input {
     TenantsChanged,
     /// A request for the tenant of this name, or all, with what they have.
     ListTenants(Option<String>, oneshot::Sender<Vec<TenantInfo>>),
+    /// Tenants are to become those of a list. The reply is what changes, or why nothing may change. The caller
+    /// writes the changes to disk, drops the plan, and sends [`Input::TenantsChanged`] then, also if writing
+    /// fails.
+    PlanTenants(
+        Box<Proposal>,
+        oneshot::Sender<Result<(Arc<Plan>, TenantPlan), TenantError>>,
+    ),
     /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
     /// the pool.
     DrainWorker {

@@ -1,27 +1,32 @@
-//! What administrators see of tenants.
+//! What administrators see of tenants, and plans of their changes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use tensord_proto::v1::{DeviceCounts, KindCount, TenantInfo, TenantLimit};
-use tensord_scheduler::{Amounts, TenantCounts};
+use tensord_proto::v1::{
+    DeviceCounts, KindCount, PlannedTenant, TenantInfo, TenantLimit, TenantPlan,
+};
+use tensord_scheduler::Event;
 
 use super::Driver;
 use crate::scheduler::{
     access::UnixMillis,
-    tenants::{Registry, Tenant},
+    tenants::{Mode, Plan, Proposal, Registry, Tenant, TenantError, Usage},
     view,
 };
+
+/// What tenants have, for messages.
+struct Holdings {
+    usage: Usage,
+    /// The names of the valid tokens of each tenant.
+    tokens: BTreeMap<String, Vec<String>>,
+}
 
 impl Driver {
     /// Returns the tenant of this name, or all, with what they have.
     pub(super) fn list_tenants(&self, name: Option<&str>) -> Vec<TenantInfo> {
         let registry = self.tenants.read();
-        let (used, counts) = (
-            self.engine.used_by_tenants(),
-            self.engine.counts_by_tenant(),
-        );
         let excess = self.excess_guarantees(&registry);
-        let tokens = self.access.tokens().valid_by_tenant(UnixMillis::now());
+        let holdings = self.holdings();
         let wanted = registry
             .iter()
             .filter(|(known, _)| name.is_none_or(|name| name == *known));
@@ -30,17 +35,60 @@ impl Driver {
                 let kinds = tenant.guaranteed.keys();
                 let warnings = kinds.filter_map(|kind| excess.get(kind)).cloned();
                 TenantInfo {
-                    tokens: tokens.get(name).cloned().unwrap_or_default(),
                     warnings: warnings.collect(),
-                    ..tenant_info(
-                        name,
-                        tenant,
-                        &used.get(name).cloned().unwrap_or_default(),
-                        counts.get(name).copied().unwrap_or_default(),
-                    )
+                    ..holdings.info(name, tenant)
                 }
             })
             .collect()
+    }
+
+    /// Has the engine follow the tenants, unless changes of them are being written: another call comes then.
+    pub(super) fn on_tenants_changed(&mut self) {
+        if self.tenants_plan.strong_count() == 0 {
+            self.apply(Event::SetPolicy {
+                policy: self.tenants.read().policy(),
+            });
+        }
+    }
+
+    /// Plans that the tenants become those of a list. If the plan is to be carried out, no grant exceeds a
+    /// limit before or after the changes while they are being written, so that what the plan was checked for
+    /// stays true. A request that alone exceeds such a limit is refused, also if writing fails.
+    pub(super) fn plan_tenants(
+        &mut self,
+        proposal: &Proposal,
+    ) -> Result<(Arc<Plan>, TenantPlan), TenantError> {
+        let holdings = self.holdings();
+        let plan = Arc::new(proposal.plan(&holdings.usage)?);
+        let changes = plan.changes.iter().map(|(name, planned)| PlannedTenant {
+            before: planned.before.as_ref().map(|it| holdings.info(name, it)),
+            after: planned.after.as_ref().map(|it| holdings.info(name, it)),
+            in_use: planned.in_use.clone(),
+            kept_tokens: planned.kept_tokens.clone(),
+        });
+        let warnings = self.excess_guarantees(&plan.after).into_values();
+        let reply = TenantPlan {
+            revision: proposal.current.revision().to_vec().into(),
+            changes: changes.collect(),
+            warnings: warnings.collect(),
+            ..TenantPlan::default()
+        };
+        if proposal.mode != Mode::DryRun {
+            self.tenants_plan = Arc::downgrade(&plan);
+            let policy = plan.policy_meanwhile(&proposal.current);
+            self.apply(Event::SetPolicy { policy });
+        }
+        Ok((plan, reply))
+    }
+
+    fn holdings(&self) -> Holdings {
+        Holdings {
+            usage: Usage {
+                used: self.engine.used_by_tenants(),
+                counts: self.engine.counts_by_tenant(),
+            },
+            tokens: self.access.tokens().valid_by_tenant(UnixMillis::now()),
+        }
     }
 
     /// Returns a warning for each kind of which tenants are guaranteed more than the pool has.
@@ -63,27 +111,31 @@ impl Driver {
     }
 }
 
-fn tenant_info(name: &str, tenant: &Tenant, used: &Amounts, counts_of: TenantCounts) -> TenantInfo {
-    let limit = tenant.limit();
-    TenantInfo {
-        name: name.into(),
-        created_ms: tenant.created.0,
-        weight: tenant.weight,
-        guaranteed: Some(DeviceCounts {
-            kinds: counts(&tenant.guaranteed),
-        }),
-        limit: Some(TenantLimit {
-            kinds: counts(&limit.devices),
-            memory_bytes: limit.memory_bytes,
-        }),
-        used: Some(DeviceCounts {
-            kinds: counts(&used.devices),
-        }),
-        used_memory_bytes: used.memory_bytes.try_into().unwrap_or(u64::MAX),
-        leases: view::count(counts_of.leases),
-        suspended: view::count(counts_of.suspended),
-        waiting: view::count(counts_of.requests),
-        ..TenantInfo::default()
+impl Holdings {
+    fn info(&self, name: &str, tenant: &Tenant) -> TenantInfo {
+        let (used, counted) = (self.usage.used_by(name), self.usage.counts_of(name));
+        let limit = tenant.limit();
+        TenantInfo {
+            name: name.into(),
+            created_ms: tenant.created.0,
+            weight: tenant.weight,
+            guaranteed: Some(DeviceCounts {
+                kinds: counts(&tenant.guaranteed),
+            }),
+            limit: Some(TenantLimit {
+                kinds: counts(&limit.devices),
+                memory_bytes: limit.memory_bytes,
+            }),
+            used: Some(DeviceCounts {
+                kinds: counts(&used.devices),
+            }),
+            used_memory_bytes: used.memory_bytes.try_into().unwrap_or(u64::MAX),
+            leases: view::count(counted.leases),
+            suspended: view::count(counted.suspended),
+            waiting: view::count(counted.requests),
+            tokens: self.tokens.get(name).cloned().unwrap_or_default(),
+            ..TenantInfo::default()
+        }
     }
 }
 

@@ -70,6 +70,23 @@ pub(crate) enum TenantError {
         leases: usize,
         requests: usize,
     },
+    #[error(
+        "tenant {name:?} is in use: {what}; end the leases and revoke the tokens first, or apply the tenants with --force"
+    )]
+    InUse { name: String, what: String },
+    #[error(
+        "the tenants were changed meanwhile; run the command again to see what it would change now"
+    )]
+    Outdated,
+    #[error("tenant {0:?} is in the list twice")]
+    Twice(String),
+    #[error("the list has {count} tenants, and {MAX_TENANTS} is the most")]
+    TooMany { count: usize },
+    #[error("tenant {name:?}: {reason}")]
+    Of {
+        name: String,
+        reason: Box<TenantError>,
+    },
     #[error("there is nothing to change; name a weight, a guarantee or a limit")]
     Unchanged,
     #[error("the weight is {0}; it must be from 1 to {MAX_WEIGHT}")]
@@ -77,7 +94,7 @@ pub(crate) enum TenantError {
     #[error("{count} kinds of devices were named, and {MAX_KINDS} is the most")]
     Kinds { count: usize },
     #[error(
-        "a guarantee of {guaranteed} devices of kind {kind} is above the limit of {limit}; lower the guarantee or raise the limit, both in one `tensord tenant set`"
+        "a guarantee of {guaranteed} devices of kind {kind} is above the limit of {limit}; lower the guarantee or raise the limit, both in one change"
     )]
     AboveLimit {
         kind: String,
@@ -86,6 +103,13 @@ pub(crate) enum TenantError {
     },
     #[error("the pool has {MAX_TENANTS} tenants, which is the limit; remove some")]
     Full,
+}
+
+impl TenantError {
+    /// Returns the error for a tenant that is in a list twice.
+    pub(crate) fn twice(name: &str) -> Self {
+        Self::Twice(shortened(name))
+    }
 }
 
 /// All tenants of a pool.
@@ -140,13 +164,7 @@ impl Registry {
         if self.tenants.len() >= MAX_TENANTS {
             return Err(TenantError::Full);
         }
-        let mut tenant = Tenant {
-            created: now,
-            weight: 1,
-            guaranteed: BTreeMap::new(),
-            limit: BTreeMap::new(),
-            limit_memory_bytes: None,
-        };
+        let mut tenant = Tenant::new(now);
         tenant.apply(change)?;
         Ok(self.tenants.entry(name.into()).or_insert(tenant))
     }
@@ -174,21 +192,70 @@ impl Registry {
     pub(super) fn remove(&mut self, name: &str, tokens: &[String]) -> Result<(), TenantError> {
         self.get(name)?;
         if !tokens.is_empty() {
-            let name = name.into();
-            let listed = tokens.iter().take(MAX_LISTED_TOKENS).cloned();
-            let mut listed: Vec<_> = listed.collect();
-            if tokens.len() > MAX_LISTED_TOKENS {
-                listed.push(format!("and {} more", tokens.len() - MAX_LISTED_TOKENS));
-            }
-            let tokens = listed.join(", ");
+            let (name, tokens) = (name.into(), listed(tokens));
             return Err(TenantError::HasTokens { name, tokens });
         }
         self.tenants.remove(name);
         Ok(())
     }
+
+    /// Returns the tenants of a list that has all of them. A tenant that exists keeps the time at which it
+    /// was added, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// If the list breaks a rule; the error names the tenant.
+    pub(super) fn declared(
+        &self,
+        list: &BTreeMap<String, TenantChange>,
+        now: UnixMillis,
+    ) -> Result<Self, TenantError> {
+        let count = list.len();
+        if count > MAX_TENANTS {
+            return Err(TenantError::TooMany { count });
+        }
+        let tenants = list.iter().map(|(name, change)| {
+            check_name("the tenant's name", name)?;
+            let known = self.tenants.get(name);
+            let mut tenant = Tenant::new(known.map_or(now, |known| known.created));
+            let applied = tenant.apply(change.clone());
+            applied.map_err(|reason| TenantError::Of {
+                name: name.clone(),
+                reason: reason.into(),
+            })?;
+            Ok((name.clone(), tenant))
+        });
+        tenants.collect::<Result<_, _>>().map(Self::new)
+    }
+
+    /// Returns bytes that are others after each change of a tenant.
+    pub(crate) fn revision(&self) -> [u8; blake3::OUT_LEN] {
+        let json = serde_json::to_vec(&self.tenants);
+        let json = json.expect("numbers and texts serialize without failing");
+        blake3::hash(&json).into()
+    }
+}
+
+/// Returns the first of these names of tokens, and the number of the others.
+pub(super) fn listed(tokens: &[String]) -> String {
+    let mut listed: Vec<_> = tokens.iter().take(MAX_LISTED_TOKENS).cloned().collect();
+    if tokens.len() > MAX_LISTED_TOKENS {
+        listed.push(format!("and {} more", tokens.len() - MAX_LISTED_TOKENS));
+    }
+    listed.join(", ")
 }
 
 impl Tenant {
+    fn new(created: UnixMillis) -> Self {
+        Self {
+            created,
+            weight: 1,
+            guaranteed: BTreeMap::new(),
+            limit: BTreeMap::new(),
+            limit_memory_bytes: None,
+        }
+    }
+
     fn apply(&mut self, change: TenantChange) -> Result<(), TenantError> {
         let TenantChange {
             weight,
@@ -344,7 +411,7 @@ mod tests {
             ),
             (
                 change(None, &[("cuda", 5)], &[("cuda", 4)]),
-                "a guarantee of 5 devices of kind cuda is above the limit of 4; lower the guarantee or raise the limit, both in one `tensord tenant set`",
+                "a guarantee of 5 devices of kind cuda is above the limit of 4; lower the guarantee or raise the limit, both in one change",
             ),
         ];
         for (change, expected) in cases {

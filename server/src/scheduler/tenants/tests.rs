@@ -126,6 +126,47 @@ fn a_damaged_file_is_an_error_and_stays() {
     assert_eq!(std::fs::read(&file).unwrap().len(), bytes.len());
 }
 
+/// Applies a list of tenants by force, at a pool without leases. Returns the tokens that are revoked, also
+/// if that fails.
+fn apply(
+    rig: &Rig,
+    tenants: &Tenants,
+    declared: &[&str],
+) -> (Vec<String>, Result<(), ChangeError>) {
+    let declared = declared
+        .iter()
+        .map(|name| ((*name).to_owned(), TenantChange::default()));
+    let mode = Mode::Apply {
+        revision: tenants.read().revision().to_vec(),
+        force: true,
+    };
+    let decide = |proposal: Proposal| Ok((proposal.plan(&Usage::default())?.into(), ()));
+    let mut revoked = Vec::new();
+    let revoke = |tokens: &[String]| {
+        revoked = tokens.to_vec();
+        rig.access.revoke_all(tokens).map(drop)
+    };
+    let applied = tenants.apply(&rig.access, declared.collect(), mode, decide, revoke);
+    (revoked, applied.map(drop))
+}
+
+#[test]
+fn a_list_is_applied_and_written() {
+    let rig = Rig::new();
+    let tenants = rig.open().unwrap();
+    tenants.add("red", weight(2)).unwrap();
+    tenants.add("blue", weight(2)).unwrap();
+    rig.create_token(&tenants, "ci", "red").unwrap();
+    let (revoked, applied) = apply(&rig, &tenants, &["blue", "default", "green"]);
+    applied.unwrap();
+    assert_eq!(revoked, ["ci"]);
+    let before = Registry::clone(&tenants.read());
+    assert_eq!(names(&tenants), ["blue", "default", "green"]);
+    assert_eq!(before.get("blue").unwrap().weight, 1);
+    drop(tenants);
+    assert_eq!(*rig.open().unwrap().read(), before);
+}
+
 /// A store whose disk fails from some time on.
 #[derive(Debug, Default)]
 struct FailingStore(std::sync::atomic::AtomicBool);
@@ -165,5 +206,28 @@ fn a_change_that_cannot_be_written_has_no_effect() {
     );
     assert!(tenants.add("blue", weight(3)).is_err());
     assert!(tenants.remove("red", &rig.access).is_err());
+    let (_, failed) = apply(&rig, &tenants, &["default"]);
+    assert!(matches!(failed, Err(ChangeError::State(_))));
     assert_eq!(*tenants.read(), before);
+}
+
+/// A removed tenant of which a token is valid would be added again at the next start, without its limit.
+#[test]
+fn tokens_are_revoked_before_their_tenant_is_removed() {
+    let rig = Rig::new();
+    let store = FailingStore::default();
+    let tenants = Tenants::open(Box::new(store), &rig.access).unwrap();
+    tenants.add("red", weight(2)).unwrap();
+    rig.create_token(&tenants, "ci", "red").unwrap();
+    let tenants = Tenants {
+        store: Box::new(FailingStore(true.into())),
+        ..tenants
+    };
+    let (revoked, failed) = apply(&rig, &tenants, &["default"]);
+    assert_eq!(revoked, ["ci"]);
+    assert_eq!(
+        failed.unwrap_err().to_string(),
+        "the tokens ci are revoked, but the tenants are as before: cannot write tenants.redb: the disk is full; free some space or correct the permissions, and repeat the command"
+    );
+    assert_eq!(names(&tenants), ["default", "red"]);
 }

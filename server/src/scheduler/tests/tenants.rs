@@ -7,19 +7,19 @@ use tensord_proto::v1::{
 
 use super::*;
 
-fn kinds(kind: &str, count: u32) -> Vec<KindCount> {
+pub(super) fn kinds(kind: &str, count: u32) -> Vec<KindCount> {
     let kind = kind.into();
     vec![KindCount { kind, count }]
 }
 
-fn change(name: &str) -> ChangeTenantRequest {
+pub(super) fn change(name: &str) -> ChangeTenantRequest {
     ChangeTenantRequest {
         name: name.into(),
         ..ChangeTenantRequest::default()
     }
 }
 
-fn limited(name: &str, count: u32) -> ChangeTenantRequest {
+pub(super) fn limited(name: &str, count: u32) -> ChangeTenantRequest {
     ChangeTenantRequest {
         limit: Some(TenantLimit {
             kinds: kinds("flex", count),
@@ -30,20 +30,23 @@ fn limited(name: &str, count: u32) -> ChangeTenantRequest {
 }
 
 impl Rig {
-    async fn set_tenant(&self, request: ChangeTenantRequest) -> Result<TenantInfo, Status> {
+    pub(super) async fn set_tenant(
+        &self,
+        request: ChangeTenantRequest,
+    ) -> Result<TenantInfo, Status> {
         let request = with_token(request, &self.admin_token);
         let set = self.admin().await.set_tenant(request).await;
         set.map(tonic::Response::into_inner)
     }
 
-    async fn tenant(&self, name: &str) -> Result<TenantInfo, Status> {
+    pub(super) async fn tenant(&self, name: &str) -> Result<TenantInfo, Status> {
         let request = ListTenantsRequest { name: name.into() };
         let request = with_token(request, &self.admin_token);
         let listed = self.admin().await.list_tenants(request).await?;
         Ok(listed.into_inner().tenants.remove(0))
     }
 
-    async fn remove_tenant(&self, name: &str) -> Result<(), Status> {
+    pub(super) async fn remove_tenant(&self, name: &str) -> Result<(), Status> {
         let request = RemoveTenantRequest { name: name.into() };
         let request = with_token(request, &self.admin_token);
         let removed = self.admin().await.remove_tenant(request).await;
