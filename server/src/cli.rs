@@ -12,7 +12,7 @@ use tensord_proto::ids::LeaseId;
 
 use self::admin::lease_id;
 pub(crate) use self::admin::{
-    LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand,
+    ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand,
 };
 #[cfg(feature = "demo")]
 use crate::config::settings::DemoSettings;
@@ -223,6 +223,27 @@ tenant has at a time.")]
         #[command(subcommand)]
         command: TenantCommand,
     },
+    /// Make the tenants of a pool those of a file, and show what changes
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord apply pool.toml --dry-run  show what would change
+  tensord apply pool.toml
+
+The file has all tenants of the pool, with the words of `tensord tenant add`:
+  [tenants.default]
+
+  [tenants.research]
+  weight = 2
+  guarantee = { cuda = 4 }
+  limit = { cuda = 8, memory = \"640GiB\" }
+
+A tenant that the file does not have is removed. What the file does not name has the value of
+a new tenant. With --force, the tokens of programs of removed tenants are revoked, and the
+leases opened with them end; leases beyond a lowered limit go on.")]
+    Apply {
+        #[command(flatten)]
+        args: ApplyArgs,
+    },
     /// Create, list, rotate and revoke the tokens of a pool
     #[command(after_help = "\
 Examples, on the scheduler's host:
@@ -345,7 +366,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, token{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, apply, token{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

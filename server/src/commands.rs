@@ -4,6 +4,7 @@
 //! that keep running shut down in an orderly way on the first SIGINT or SIGTERM.
 
 pub(crate) mod admin;
+mod apply;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
 mod devices;
@@ -33,6 +34,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,
         Config::Tenants(config) => tenants::run(config).await,
+        Config::Apply(config) => apply::run(config).await,
         Config::Token(config) => token::run(config).await,
         #[cfg(feature = "demo")]
         Config::Demo(config) => demo::run(config).await,

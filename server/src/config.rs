@@ -13,6 +13,7 @@
 mod environment;
 mod error;
 mod file;
+mod pool_file;
 mod resolve;
 pub(crate) mod settings;
 pub(crate) mod values;
@@ -29,6 +30,7 @@ use crate::audit;
 pub(crate) use environment::Environment;
 pub(crate) use error::ConfigError;
 pub(crate) use file::File;
+pub(crate) use pool_file::MAX_POOL_FILE_BYTES;
 pub(crate) use resolve::{log_filter, resolve};
 
 /// The command to run, with its validated settings.
@@ -52,6 +54,8 @@ pub(crate) enum Config {
     Status(StatusConfig),
     /// `tensord tenant`.
     Tenants(TenantsConfig),
+    /// `tensord apply`.
+    Apply(ApplyConfig),
     /// `tensord token`.
     Token(TokenConfig),
     /// `tensord devices`.
@@ -215,8 +219,23 @@ pub(crate) enum TenantsAction {
     Remove(String),
 }
 
-/// The weight, guarantee and limit of a tenant from now on. What is `None` stays as it is.
+/// An administrator's call that makes the tenants of a pool those of a file.
 #[derive(Debug)]
+pub(crate) struct ApplyConfig {
+    /// The source of the pool's URL with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// Every tenant of the file. What is `None` has the value of a new tenant.
+    pub(crate) tenants: Vec<TenantChange>,
+    /// Whether to show the changes only.
+    pub(crate) dry_run: bool,
+    /// Whether to make changes that concern what is in use.
+    pub(crate) force: bool,
+    /// Whether to print JSON instead of text.
+    pub(crate) json: bool,
+}
+
+/// The weight, guarantee and limit of a tenant from now on. What is `None` stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TenantChange {
     /// The tenant's name.
     pub(crate) name: String,

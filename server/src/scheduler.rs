@@ -48,14 +48,15 @@ use self::{
     lease_records::OpenRecords,
     service::{Service, Shared},
 };
-use crate::{audit::Audit, state::PoolSecrets};
+use crate::{audit::Audit, config::MAX_POOL_FILE_BYTES, state::PoolSecrets};
 
 /// The largest message of a client or worker, in bytes: enough for a hello with the tokens
 /// of hundreds of leases, or a registration of hundreds of devices.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
-/// The largest message of an administrator, in bytes: 500 for each of as many tenants as a pool may have.
-const MAX_ADMIN_MESSAGE_BYTES: usize = 512 << 10;
+/// The largest message of an administrator, in bytes: the tenants of the largest file of `tensord apply` take
+/// less than twice the bytes of their text.
+const MAX_ADMIN_MESSAGE_BYTES: usize = 2 * MAX_POOL_FILE_BYTES;
 
 /// How long a lease token opens sessions: much longer than a restart of the scheduler or
 /// the delivery of a message takes, but short, so that a stolen old token is of little use.

@@ -1,5 +1,7 @@
 //! The commands of administrators: on tokens, tenants, workers and leases.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use tensord_proto::ids::LeaseId;
 
@@ -132,6 +134,25 @@ pub(crate) struct TenantTerms {
     /// The most that it may have at a time, such as cuda=8,memory=640GiB, or none [default: none]
     #[arg(long, value_name = "LIST")]
     pub(crate) limit: Option<DeviceLimit>,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminSettings,
+}
+
+/// The arguments of `tensord apply`.
+#[derive(Args, Debug)]
+pub(crate) struct ApplyArgs {
+    /// TOML file with all tenants of the pool
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Show what would change, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Also remove tenants that have tokens, leases or requests, and set limits below what tenants have
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,

@@ -99,7 +99,8 @@ async fn execute(url: &PoolUrl, action: TenantsAction, json: bool) -> Result<Str
     }
 }
 
-fn request_of(change: TenantChange) -> ChangeTenantRequest {
+/// Returns the message for a change of a tenant, or for a new one.
+pub(super) fn request_of(change: TenantChange) -> ChangeTenantRequest {
     let TenantChange {
         name,
         weight,
@@ -142,11 +143,13 @@ pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
     }
 }
 
-fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
+/// Returns numbers of devices by kind.
+pub(super) fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
     kinds.iter().map(|it| (&*it.kind, it.count)).collect()
 }
 
-fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
+/// Returns the numbers of a message.
+pub(super) fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
     counts.map_or(&[], |counts| &counts.kinds)
 }
 

@@ -4,6 +4,8 @@ use std::{io, path::PathBuf};
 
 use tensord_transport::url::UrlError;
 
+use super::pool_file::MAX_POOL_FILE_BYTES;
+
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
@@ -27,6 +29,22 @@ pub(crate) enum ConfigError {
         line: usize,
         /// The problem, with the name of the key.
         problem: String,
+    },
+    /// The file of `tensord apply` cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    PoolFileUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file of `tensord apply` is too large.
+    #[error(
+        "{} has more than {MAX_POOL_FILE_BYTES} bytes, which is the limit for the tenants of a pool; is it the right file?", path.display()
+    )]
+    PoolFileTooLarge {
+        /// The file.
+        path: PathBuf,
     },
     /// A setting that has no default is missing.
     #[error("{0}")]

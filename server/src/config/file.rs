@@ -12,7 +12,7 @@
 
 use std::{fs, path::Path, path::PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     ConfigError,
@@ -44,20 +44,25 @@ impl File {
             path: path.into(),
             source,
         })?;
-        Self::parse(path, &text)
+        parse(path, &text)
     }
+}
 
-    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start);
-            let (line, problem) = locate(text, start, e.message());
-            ConfigError::File {
-                path: path.into(),
-                line,
-                problem,
-            }
-        })
-    }
+/// Parses the text of the TOML file at `path`.
+///
+/// # Errors
+///
+/// [`ConfigError::File`], with the line and its key.
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|e| {
+        let start = e.span().map_or(0, |span| span.start);
+        let (line, problem) = locate(text, start, e.message());
+        ConfigError::File {
+            path: path.into(),
+            line,
+            problem,
+        }
+    })
 }
 
 /// Returns the line number of byte `at`, from 1, and the problem with the name of the key
@@ -81,7 +86,7 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        File::parse(Path::new("t.toml"), text)
+        parse::<File>(Path::new("t.toml"), text)
             .unwrap_err()
             .to_string()
     }
@@ -104,7 +109,7 @@ mod tests {
             devices = 2
             allow-plaintext = true
         ";
-        let file = File::parse(Path::new("t.toml"), text).unwrap();
+        let file: File = parse(Path::new("t.toml"), text).unwrap();
         assert_eq!(file.drain_seconds, Some(3));
         assert_eq!(file.up.devices, Some("flex*2".parse().unwrap()));
         assert_eq!(file.gateway.devices, Some(2));

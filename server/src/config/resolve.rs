@@ -1,6 +1,7 @@
 //! Merges the layers of settings and fills in the defaults.
 //!
-//! Pure except for one read: the file with the pool URL, if one is named.
+//! Pure except for the reads of two files, if they are named: that with the pool URL, and that of
+//! `tensord apply`.
 
 mod admin;
 #[cfg(feature = "demo")]
@@ -130,6 +131,7 @@ pub(crate) fn resolve(
             json,
         }),
         Command::Tenant { command } => Config::Tenants(layers.tenants(command)?),
+        Command::Apply { args } => Config::Apply(layers.apply(args)?),
         Command::Token { command } => Config::Token(layers.token(command)?),
         Command::Devices { json } => Config::Devices(DevicesConfig { json }),
         #[cfg(feature = "demo")]

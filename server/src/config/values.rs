@@ -59,7 +59,7 @@ impl FromStr for Listen {
 }
 
 /// The name of a worker, a token, a tenant or a device kind.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Name(pub(crate) String);
 

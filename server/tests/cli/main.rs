@@ -1,5 +1,6 @@
 //! Tests of the binary as users run it: its output and exit codes.
 
+mod apply;
 mod tokens;
 mod workers;
 

@@ -197,3 +197,41 @@ fn an_administrator_ends_leases_and_requests() {
     let words = format!("the pool has no lease or request {id};");
     assert!(error.contains(&words), "{error}");
 }
+
+#[test]
+fn a_file_without_a_tenant_ends_its_leases_by_force_only() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let administrator = Administrator::of(&cluster);
+    let file = cluster.path("pool.toml");
+    let apply = |text: &str, flags: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        administrator.try_run(&[&["apply", file.to_str().unwrap()], flags].concat())
+    };
+    let both = "[tenants.default]\n[tenants.red]\nlimit = { flex = 1 }\n";
+    assert_eq!(
+        apply(both, &[]).unwrap(),
+        "+ tenant red  limit 1 flex\n1 change applied\n"
+    );
+    let pool = pool_of(&administrator, "red");
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let kept = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let without = "[tenants.default]\n";
+    let refused = apply(without, &[]).unwrap_err();
+    assert!(refused.contains("1 tenant is in use"), "{refused}");
+    assert_eq!(shown(&administrator, "red")["leases"], 1);
+    let forced = apply(without, &["--force"]).unwrap();
+    let expected = "\
+- tenant red  limit 1 flex
+    in use: valid token program-1
+    in use: 1 lease
+1 change applied; 1 token revoked, 1 client disconnected
+";
+    assert_eq!(forced, expected);
+    let ended = lease
+        .wait_ended(Duration::from_secs(20))
+        .expect("it has ended");
+    assert!(ended.contains("revoked"), "{ended}");
+    let leases = administrator.leases();
+    assert_eq!(leases.len(), 1, "{leases:?}");
+    drop(kept);
+}

@@ -7,6 +7,7 @@ use tensord_transport::dial::DialError;
 use tonic::metadata::errors::InvalidMetadataValue;
 
 use super::DEADLINE;
+use crate::human::plural;
 
 /// Why an administrator's call failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,24 @@ pub(crate) enum AdminError {
         /// How long the command has waited.
         wait: Duration,
     },
+    /// The change of a tenant concerns what is in use.
+    #[error(
+        "nothing was applied: {} in use; correct the file, or repeat the command with --force, which revokes the tokens of programs of removed tenants, ends the leases opened with them, and lets leases beyond a lowered limit go on", are(*tenants)
+    )]
+    TenantsInUse {
+        /// The number of these tenants.
+        tenants: usize,
+    },
+    /// A tenant that a file does not have cannot be removed.
+    #[error(
+        "nothing was applied: the file does not have tenant {name:?}, which has admin or worker tokens ({tokens}); add `[tenants.{name}]` to the file, or revoke the tokens first with `tensord token revoke`, as --force does not revoke them"
+    )]
+    TenantHasTokens {
+        /// The tenant's name.
+        name: String,
+        /// The names of the tokens.
+        tokens: String,
+    },
     /// There is no such lease or request.
     #[error(
         "the pool has no lease or request {0}; it may be over, or a new request of its program; `tensord queue` and `tensord lease list` show what there is"
@@ -57,4 +76,10 @@ pub(crate) enum AdminError {
         "the token in the pool URL contains characters that a token cannot have; copy the URL again"
     )]
     Token(#[from] InvalidMetadataValue),
+}
+
+/// Returns the subject and the verb of a sentence about tenants.
+fn are(tenants: usize) -> String {
+    let verb = if tenants == 1 { "is" } else { "are" };
+    format!("{} {verb}", plural(tenants, "tenant"))
 }

@@ -6,10 +6,11 @@ use tensord_transport::Secret;
 
 use super::{Layers, pool_url::pool_url};
 use crate::{
-    cli::{LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand},
+    cli::{ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand},
     config::{
-        AdminUrl, ConfigError, LeasesAction, LeasesConfig, TenantChange, TenantsAction,
-        TenantsConfig, TokenAction, TokenConfig, WorkersAction, WorkersConfig,
+        AdminUrl, ApplyConfig, ConfigError, LeasesAction, LeasesConfig, TenantChange,
+        TenantsAction, TenantsConfig, TokenAction, TokenConfig, WorkersAction, WorkersConfig,
+        pool_file,
         settings::AdminSettings,
         values::{Name, Period},
     },
@@ -61,6 +62,23 @@ impl Layers<'_> {
         Ok(TenantsConfig {
             admin,
             action,
+            json,
+        })
+    }
+
+    pub(super) fn apply(&self, args: ApplyArgs) -> Result<ApplyConfig, ConfigError> {
+        let ApplyArgs {
+            file,
+            dry_run,
+            force,
+            json,
+            admin,
+        } = args;
+        Ok(ApplyConfig {
+            tenants: pool_file::read(&file)?,
+            admin: self.admin(admin)?,
+            dry_run,
+            force,
             json,
         })
     }
