@@ -14,6 +14,7 @@ mod grants;
 mod handover;
 mod invariants;
 mod moves;
+mod order;
 mod placement;
 mod property;
 mod queue;

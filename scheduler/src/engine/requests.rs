@@ -19,6 +19,10 @@ use crate::time::Timestamp;
 /// If more requests wait than these, their positions are reported every [`POSITION_INTERVAL`] only.
 const MAX_REPORTED_AT_ONCE: usize = 64;
 
+/// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
+/// and the lease that the request would become.
+type Next = (u64, u64, TenantName, LeaseId);
+
 /// How often positions are reported if many requests wait.
 const POSITION_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -186,19 +190,30 @@ impl Engine {
         let pool = self.pool.amounts();
         let mut fitting: Vec<_> = self.queue.shapes().cloned().collect();
         fitting.retain(|shape| self.has_free(shape));
-        if fitting.is_empty() {
-            return;
-        }
-        let tenants = self.queue.by_tenant().keys();
-        let heads = tenants.filter_map(|tenant| self.next_of(tenant, &pool, &fitting));
-        let mut next: BTreeSet<_> = heads.collect();
+        let mut next = self.next_of_tenants(&pool, &fitting);
         while let Some((_, _, tenant, lease)) = next.pop_first() {
             let is_granted = self.try_grant(lease);
+            let before = fitting.len();
             fitting.retain(|shape| self.has_free(shape));
+            if fitting.len() < before {
+                // The next of other tenants may be others now.
+                next = self.next_of_tenants(&pool, &fitting);
+                continue;
+            }
             let head = self.next_of(&tenant, &pool, &fitting);
-            let is_other = |(.., other): &(_, _, _, LeaseId)| is_granted || *other != lease;
+            let is_other = |(.., other): &Next| is_granted || *other != lease;
             next.extend(head.filter(is_other));
         }
+    }
+
+    /// Returns the next request of each tenant, of these shapes, that is beyond its guarantee and fits.
+    fn next_of_tenants(&self, pool: &Amounts, shapes: &[Shape]) -> BTreeSet<Next> {
+        if shapes.is_empty() {
+            return BTreeSet::new();
+        }
+        let tenants = self.queue.by_tenant().keys();
+        let heads = tenants.filter_map(|tenant| self.next_of(tenant, pool, shapes));
+        heads.collect()
     }
 
     /// Returns whether enough devices are free for a request of this shape of any tenant.
@@ -207,14 +222,8 @@ impl Engine {
         free.count(|device| shape.accepts(device)) >= shape.devices as usize
     }
 
-    /// Returns the next request of a tenant, of these shapes, that is beyond its guarantee and fits: with what
-    /// the order of tenants is by, their share and the arrival of their requests.
-    fn next_of(
-        &self,
-        tenant: &TenantName,
-        pool: &Amounts,
-        shapes: &[Shape],
-    ) -> Option<(u64, u64, TenantName, LeaseId)> {
+    /// Returns the next request of a tenant, of these shapes, that is beyond its guarantee and fits.
+    fn next_of(&self, tenant: &TenantName, pool: &Amounts, shapes: &[Shape]) -> Option<Next> {
         let requests = self.queue.by_tenant().get(tenant)?;
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();

@@ -1,7 +1,11 @@
 //! Which devices a request gets, and with which error it is refused. The placement
 //! algorithm itself is tested in `crate::placement`.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use super::*;
+use crate::placement::{Candidate, choose};
 
 fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
     Demand {
@@ -136,4 +140,50 @@ fn a_gang_spans_workers_if_it_must() {
             )],
         ),
     ]);
+}
+
+fn device_of((gib, is_cuda): (u64, bool)) -> DeviceSpec {
+    if is_cuda { cuda(gib) } else { flex(gib) }
+}
+
+/// Returns the devices that a request gets, chosen among all free devices of the pool.
+fn chosen_among_all(engine: &Engine, demand: &Demand) -> Option<Vec<DeviceRef>> {
+    let workers = engine.snapshot().workers.into_iter();
+    let candidates = workers.filter(|worker| !worker.draining).map(|worker| {
+        let devices = (0..).zip(worker.devices);
+        let free = devices.filter(|(_, it)| !it.leased && demand.accepts(&it.device));
+        let free = free.map(|(index, it)| (it.device.memory_bytes, index));
+        Candidate::new(worker.worker, free.collect())
+    });
+    choose(candidates.collect(), demand.devices as usize)
+}
+
+proptest! {
+    /// The engine looks at a few workers of those that are alike only.
+    #[test]
+    fn the_devices_are_those_chosen_among_all(
+        workers in vec(vec((1..3_u64, prop::bool::ANY), 0..4), 1..8),
+        drained in 0..20_u64,
+        demands in vec((1..6_u32, prop::option::of(prop::bool::ANY), 0..3_u64), 1..10),
+    ) {
+        let mut engine = check([(0, attach(9), vec![])]);
+        for (id, devices) in (1..).zip(workers) {
+            let devices: Vec<_> = devices.into_iter().map(device_of).collect();
+            engine.handle(join(id, &devices), at(0));
+        }
+        engine.handle(Event::Drain { worker: WorkerId(drained), is_drained: true }, at(0));
+        for (number, (devices, is_cuda, gib)) in (1..).zip(demands) {
+            let kind = is_cuda.map(|is_cuda| if is_cuda { "cuda" } else { "flex" });
+            let demand = demand(devices, kind, gib);
+            let expected = chosen_among_all(&engine, &demand);
+            let commands = engine.handle(request_for(9, number, demand), at(0));
+            let granted = commands.iter().find_map(|command| match command {
+                Command::Granted { devices, .. } => {
+                    Some(devices.iter().map(|device| device.device_ref).collect())
+                }
+                _ => None,
+            });
+            prop_assert_eq!(granted, expected);
+        }
+    }
 }
