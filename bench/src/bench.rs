@@ -11,6 +11,7 @@ mod memory;
 mod ops;
 mod read;
 mod rtt;
+mod scheduler;
 mod step;
 mod transfer;
 mod wire;
@@ -51,11 +52,13 @@ pub(crate) enum Bench {
     Attack,
     /// [`durability`].
     Durability,
+    /// [`scheduler`].
+    Scheduler,
 }
 
 impl Bench {
     /// All benches, in the order in which they run.
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -70,6 +73,7 @@ impl Bench {
         Self::Ddp,
         Self::Attack,
         Self::Durability,
+        Self::Scheduler,
     ];
 
     /// Returns the bench's name on the command line and in JSON.
@@ -89,6 +93,7 @@ impl Bench {
             Self::Ddp => "ddp",
             Self::Attack => "attack",
             Self::Durability => "durability",
+            Self::Scheduler => "scheduler",
         }
     }
 
@@ -109,6 +114,7 @@ impl Bench {
             Self::Ddp => "data-parallel training on several workers",
             Self::Attack => "training on a worker that is under attack",
             Self::Durability => "cost of snapshots, and time to go on after a process died",
+            Self::Scheduler => "leases placed per second in a large pool",
         }
     }
 
@@ -133,6 +139,7 @@ impl Bench {
             Self::Ddp => ddp::run(context),
             Self::Attack => attack::run(context),
             Self::Durability => durability::run(context),
+            Self::Scheduler => scheduler::run(context),
         }
     }
 
@@ -158,6 +165,7 @@ impl Bench {
             Self::Ddp => ddp::measure(context, facts, part),
             Self::Attack => attack::turn(context, &from_value(part)?),
             Self::Durability => durability::turn(context, &from_value(part)?),
+            Self::Scheduler => scheduler::turn(&from_value(part)?),
             _ => bail!("the benchmark {} cannot be measured in parts", self.name()),
         }
     }

@@ -46,6 +46,8 @@ const FIELDS: &[&str] = &[
     "/ddp/overlap/silent_ms",
     "/attack/mlp/attack_ms",
     "/attack/cnn/speed_ratio",
+    "/scheduler/placements_per_s",
+    "/scheduler/p99_ms",
 ];
 
 fn bench(args: &[&str]) -> Vec<u8> {

@@ -61,13 +61,13 @@ pub struct Options {
     /// The largest number of pending requests in the pool. One tenant can have three quarters of them, and less
     /// if others have some.
     ///
-    /// 4096: far more than teams make by hand, and few enough that a pass over all of them
-    /// after a release takes milliseconds.
+    /// 16,384: more than sweeps of several teams make, and few enough to put all in order once a second,
+    /// which takes a few milliseconds.
     pub max_waiting: usize,
 
     /// The largest number of pending requests of one client.
     ///
-    /// 64: enough for a program that sweeps over settings, and it takes 64 such programs to
+    /// 64: enough for a program that sweeps over settings, and it takes 256 such programs to
     /// fill the queue.
     pub max_waiting_per_client: usize,
 }
@@ -83,7 +83,7 @@ impl Default for Options {
             unreachable_timeout: Duration::from_secs(10),
             min_run_time: Duration::from_secs(10),
             adoption_window: Duration::from_secs(60),
-            max_waiting: 4096,
+            max_waiting: 16_384,
             max_waiting_per_client: 64,
         }
     }

@@ -29,7 +29,7 @@ impl Pool {
         }
         let own = held_back.iter().filter(|it| is_allowed(it)).count();
         // Any `wanted` devices are enough.
-        if self.index().free().count(&accepts) + own >= wanted {
+        if self.index().free().count(accepts) + own >= wanted {
             let candidates = self.candidates(lease, &held_back, wanted, &accepts);
             if let Some(lease_devices) = placement::choose(candidates, wanted) {
                 return Feasibility::Fits(lease_devices);

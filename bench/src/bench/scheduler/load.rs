@@ -7,10 +7,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    mem,
     time::{Duration, Instant},
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde::{Deserialize, Serialize};
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 use tensord_scheduler::{
     ClientEvent, Command, Demand, DeviceFingerprint, DeviceSpec, Durability, Endpoint, Engine,
@@ -35,7 +37,7 @@ const TENANTS: usize = 40;
 const ENDS_PER_MS: u64 = 10;
 
 /// The sizes of a load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Sizes {
     pub(super) workers: usize,
     /// Number of leases, most of which have devices; the others are suspended.
@@ -74,13 +76,9 @@ impl Load {
     /// Creates a pool in which `sizes.leases` leases exist and nothing waits. Calls `with_workers` when the
     /// workers have joined, before the first lease.
     pub(super) fn new(sizes: Sizes, with_workers: impl FnOnce()) -> Self {
-        let options = Options {
-            max_waiting: 2 * sizes.waiting.max(1),
-            ..Options::default()
-        };
         let now = Timestamp::from_millis(0);
         let mut load = Self {
-            engine: Engine::new(options, 1, now),
+            engine: Engine::new(Options::default(), 1, now),
             sizes,
             rng: StdRng::seed_from_u64(23),
             now,
@@ -115,13 +113,17 @@ impl Load {
 
     /// Has as many requests wait as are to wait, and drops the times taken so far.
     pub(super) fn queue_requests(&mut self) {
-        while self.engine.snapshot().waiting_requests < self.sizes.waiting {
-            for _ in 0..self.sizes.waiting.div_ceil(64) {
-                self.request();
-            }
+        for _ in 0..self.sizes.waiting {
+            self.request();
         }
         self.event_times.clear();
         self.granted = 0;
+    }
+
+    /// Returns the number of leases and of requests that wait.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let snapshot = self.engine.snapshot();
+        (snapshot.leases, snapshot.waiting_requests)
     }
 
     /// Ends a lease at random and requests another one, and has the workers report in turn.
@@ -145,21 +147,18 @@ impl Load {
 
     /// Has leases granted, and suspends as many as there are more than devices.
     fn fill(&mut self) {
-        let devices = self.sizes.workers * DEVICES;
-        let suspended = self.sizes.leases.saturating_sub(devices);
-        for n in 0..suspended {
+        let suspended = self
+            .sizes
+            .leases
+            .saturating_sub(self.sizes.workers * DEVICES);
+        for _ in 0..suspended {
             self.request_devices(1, Some("cuda"), 0);
-            // So that the workers have reported the snapshots.
-            for _ in 0..self.sizes.workers {
-                if n % 64 == 0 {
-                    self.report_next();
-                }
-            }
         }
+        // The workers report the snapshots, without which no lease can be suspended.
         for _ in 0..self.sizes.workers {
             self.report_next();
         }
-        for Running { lease, .. } in std::mem::take(&mut self.running) {
+        for Running { lease, .. } in mem::take(&mut self.running) {
             let by = Suspender::Administrator;
             self.handle(Event::SuspendLease { lease, by });
         }
@@ -169,7 +168,11 @@ impl Load {
     }
 
     fn join(&mut self, number: usize) {
-        let kind = if number % FLEX_EVERY == 0 { "flex" } else { "cuda" };
+        let kind = if number.is_multiple_of(FLEX_EVERY) {
+            "flex"
+        } else {
+            "cuda"
+        };
         let device = DeviceSpec {
             kind: kind.into(),
             name: format!("{kind} device"),
@@ -222,7 +225,11 @@ impl Load {
             6..8 => Some("flex"),
             _ => None,
         };
-        let memory_bytes = if self.rng.random_bool(0.3) { 40 << 30 } else { 0 };
+        let memory_bytes = if self.rng.random_bool(0.3) {
+            40 << 30
+        } else {
+            0
+        };
         self.request_devices(devices, kind, memory_bytes);
     }
 

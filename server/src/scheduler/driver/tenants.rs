@@ -84,7 +84,7 @@ impl Driver {
     fn holdings(&self) -> Holdings {
         Holdings {
             usage: Usage {
-                used: self.engine.used_by_tenants(),
+                used: self.engine.used_by_tenants().clone(),
                 counts: self.engine.counts_by_tenant(),
             },
             tokens: self.access.tokens().valid_by_tenant(UnixMillis::now()),
