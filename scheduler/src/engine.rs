@@ -51,7 +51,7 @@ use crate::pool::Pool;
 use crate::queue::Queue;
 use crate::reason::EndReason;
 use crate::snapshot::{LeaseSnapshot, Snapshot};
-use crate::tenants::{Policy, TenantName};
+use crate::tenants::{PastUse, Policy, TenantName};
 use crate::time::Timestamp;
 
 /// The scheduler's state. See the crate's documentation.
@@ -73,6 +73,10 @@ pub struct Engine {
     clients: BTreeMap<ClientId, AttachedClient>,
     /// The guarantee, limit and weight of each tenant.
     policy: Policy,
+    /// What tenants have had.
+    past: PastUse,
+    /// The time as of which the past counts in the order of the requests.
+    ranked_at: Timestamp,
     /// The version of what tenants have when the requests were decided last; `None` if the policy has changed
     /// since.
     decided_version: Option<u64>,
@@ -104,18 +108,20 @@ impl Engine {
             granted: GrantNumber { term, count: 0 },
             handed_over: term << u32::BITS,
             leases: Leases::new(now + options.adoption_window),
-            options,
             started: now,
             now,
             pool: Pool::default(),
             queue: Queue::default(),
             clients: BTreeMap::new(),
             policy: Policy::new(),
+            past: PastUse::new(options.half_life),
+            ranked_at: now,
             decided_version: None,
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,
             unstable_keepers: UnstableKeepers::default(),
+            options,
             awaits_recorded_workers: false,
             commands: Vec::new(),
         }
@@ -168,13 +174,13 @@ impl Engine {
             }
         }
         self.report_positions();
-        self.settle_snapshots();
+        self.settle();
         mem::take(&mut self.commands)
     }
 
-    /// Gives durable leases keepers, and has snapshots of suspended leases handed over, as far as something
-    /// has changed on which these depend.
-    fn settle_snapshots(&mut self) {
+    /// Records what tenants have, gives durable leases keepers, and has snapshots of suspended leases handed
+    /// over, as far as something has changed on which these depend.
+    fn settle(&mut self) {
         let changed_workers = self.pool.take_changed_workers();
         let mut changed = self.leases.take_touched();
         for worker in &changed_workers {
@@ -185,6 +191,7 @@ impl Engine {
         if !changed_workers.is_empty() {
             changed.extend(self.unstable_keepers.depending_on_workers());
         }
+        self.record_shares(!changed_workers.is_empty());
         self.assign_keepers(&changed);
         self.assign_handovers(&changed);
         self.count_kept();
@@ -471,6 +478,11 @@ impl Engine {
     /// Returns the devices that are held back, each with the lease that waits for more of them.
     pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
         self.pool.held_back()
+    }
+
+    /// Returns what counts of the shares that a tenant has had in the order of the requests.
+    pub(crate) fn ranked_past_share(&self, tenant: &TenantName) -> f64 {
+        self.past.of(tenant, self.ranked_at)
     }
 
     pub(crate) fn reclaim_at(&self) -> Option<Timestamp> {

@@ -11,6 +11,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::lease::Lease;
 use crate::record::{LeaseRecord, RecordChange};
+use crate::tenants::TenantName;
 use crate::time::Timestamp;
 use index::Keys;
 pub(crate) use index::LeaseIndex;
@@ -134,6 +135,11 @@ impl Leases {
     /// Returns the leases that may have changed since the last call.
     pub(crate) fn take_touched(&mut self) -> BTreeSet<LeaseId> {
         mem::take(&mut self.touched)
+    }
+
+    /// Returns the tenants that may have other devices than at the last call.
+    pub(crate) fn take_changed_tenants(&mut self) -> BTreeSet<TenantName> {
+        self.index.take_changed_tenants()
     }
 
     /// Returns the workers that keep the snapshots of more or fewer parts of leases than at the last call.

@@ -49,6 +49,12 @@ pub struct Options {
     /// second or two, and short for a tenant that waits within its guarantee.
     pub min_run_time: Duration,
 
+    /// What a tenant had this long ago counts half as much as what it has now, in whose request is next. If it
+    /// is zero, the past does not count.
+    ///
+    /// 1 day: a team that had the pool for a night gives way in the morning, and starts anew after a few days.
+    pub half_life: Duration,
+
     /// How long after its start the engine adopts leases that it does not know, reported by
     /// a worker that still runs them or by a client that holds their token. After that, an
     /// unknown lease counts as ended.
@@ -82,6 +88,7 @@ impl Default for Options {
             max_recovery_timeout: Duration::from_secs(24 * 3600),
             unreachable_timeout: Duration::from_secs(10),
             min_run_time: Duration::from_secs(10),
+            half_life: Duration::from_secs(24 * 3600),
             adoption_window: Duration::from_secs(60),
             max_waiting: 16_384,
             max_waiting_per_client: 64,

@@ -6,15 +6,17 @@
 //!   may be free devices.
 //! - Requests within their tenant's *guarantee* get devices before all others. A request that names no kind
 //!   is within the guarantee if each kind that it could get is.
-//! - The next of the others is one of the tenant that has least: whose *dominant share*, divided by its
-//!   *weight*, is smallest (Ghodsi et al., "Dominant Resource Fairness: Fair Allocation of Multiple Resource
-//!   Types", NSDI 2011). The resources are the devices of each kind, all devices, and their memory.
+//! - The next of the others is one of the tenant that has least: whose *dominant share*, together with the
+//!   average of the shares that it has had (`past.rs`), divided by its *weight*, is smallest (Ghodsi et al.,
+//!   "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types", NSDI 2011). The resources are
+//!   the devices of each kind, all devices, and their memory.
 //! - Of requests of one tenant, that of the highest priority is next, and then the earliest.
 //!
 //! A request that does not fit is passed over, and does not count for its tenant. In the order that people
 //! see, each request counts as granted for those behind it, so the requests of several tenants are in turns.
 
 mod order;
+mod past;
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -23,7 +25,8 @@ use std::sync::Arc;
 
 use crate::device::{DeviceSpec, Memory};
 
-pub(crate) use order::{Guaranteed, Kinds, guaranteed, order, share_key};
+pub(crate) use order::{Guaranteed, Kinds, Shares, guaranteed, order};
+pub(crate) use past::PastUse;
 
 /// The name of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -236,14 +239,9 @@ impl Amounts {
         self.all == 0
     }
 
-    /// Returns the dominant share in the devices of a pool, divided by a weight.
-    pub(crate) fn weighted_share(&self, pool: &Self, weight: u32) -> f64 {
-        self.dominant_share(pool) / f64::from(weight.max(1))
-    }
-
     /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all
     /// devices of a kind.
-    fn dominant_share(&self, pool: &Self) -> f64 {
+    pub(crate) fn dominant_share(&self, pool: &Self) -> f64 {
         let part = |used: f64, total: f64| if total > 0.0 { used / total } else { 0.0 };
         let kinds = self.devices.iter().map(|(kind, used)| {
             let total = pool.devices.get(kind).copied().unwrap_or_default();

@@ -34,7 +34,7 @@ pub(super) struct Borrowed {
     devices: BTreeSet<DeviceRef>,
     /// The time from which it may be suspended.
     suspendable_at: Timestamp,
-    /// The share of its tenant, by weight, as bits: those of a share that is not negative have its order.
+    /// A number that has the order of the shares of tenants.
     share: u64,
     granted_at: Timestamp,
 }
@@ -169,7 +169,7 @@ impl Engine {
                     false => beyond.push((granted_at, id, lease)),
                 }
             }
-            let share = used.weighted_share(&pool, policy.weight).to_bits();
+            let share = self.shares(&pool).key(tenant, &used);
             let suspendable = beyond.into_iter().filter(|(_, id, lease)| {
                 let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
                 runs && self.check_suspend(*id, Suspender::Administrator).is_ok()

@@ -12,12 +12,15 @@ use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::{
-    Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order, share_key,
+    Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order,
 };
 use crate::time::Timestamp;
 
 /// If more requests wait than these, their positions are reported every [`POSITION_INTERVAL`] only.
 const MAX_REPORTED_AT_ONCE: usize = 64;
+
+/// How often requests are put in order at least, if nothing else changes than what counts of the past.
+const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
 /// and the lease that the request would become.
@@ -84,6 +87,10 @@ impl Engine {
         }
         let is_due = self.has_changed();
         self.pool.clear_changed();
+        if is_due || self.now >= self.ranked_at + RANK_INTERVAL {
+            self.ranked_at = self.now;
+            self.positions_changed = true;
+        }
         if is_due {
             self.decide_all();
         }
@@ -122,14 +129,8 @@ impl Engine {
     pub(super) fn queue_order(&self) -> Vec<LeaseId> {
         let (used, pool) = (self.used_by_tenants(), self.pool.amounts());
         let (requests, guaranteed) = (self.queue.by_tenant(), self.queue.guaranteed());
-        order(
-            &self.policy,
-            used,
-            &pool,
-            &self.kinds(),
-            requests,
-            guaranteed,
-        )
+        let shares = self.shares(&pool);
+        order(shares, used, &self.kinds(), requests, guaranteed)
     }
 
     /// Finds the requests within guarantees if something has changed on which that depends.
@@ -181,7 +182,6 @@ impl Engine {
         self.find_guaranteed();
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
-        self.positions_changed = true;
     }
 
     /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
@@ -240,7 +240,9 @@ impl Engine {
         });
         let fitting = heads.filter(|(_, shape)| is_allowed(shape));
         let (first, _) = fitting.min()?;
-        let share = share_key(&self.policy, &guaranteed.with(used, tenant), pool, tenant);
+        let share = self
+            .shares(pool)
+            .key(tenant, &guaranteed.with(used, tenant));
         Some((share, first.number, tenant.clone(), first.lease))
     }
 

@@ -8,7 +8,7 @@ use super::Engine;
 use crate::device::DeviceSpec;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, NOTHING, TenantCounts, TenantName, TenantPolicy, policy_of};
+use crate::tenants::{Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, policy_of};
 
 impl Engine {
     /// Returns the guarantee, limit and weight of a tenant.
@@ -25,6 +25,39 @@ impl Engine {
     /// Returns what a tenant has, as [`used_by_tenants`](Self::used_by_tenants).
     pub(super) fn used_by(&self, tenant: &TenantName) -> &Amounts {
         self.used_by_tenants().get(tenant).unwrap_or(&NOTHING)
+    }
+
+    /// Returns what decides which tenant is next, in a pool that has these devices.
+    pub(super) fn shares<'a>(&'a self, pool: &'a Amounts) -> Shares<'a> {
+        Shares {
+            policy: &self.policy,
+            pool,
+            past: &self.past,
+            now: self.ranked_at,
+        }
+    }
+
+    /// Returns the average of the shares that a tenant has had, as of the last event: from 0 to 1. It counts in
+    /// whose request is next as the present share does.
+    pub fn past_share(&self, tenant: &TenantName) -> f64 {
+        self.past.of(tenant, self.now)
+    }
+
+    /// Records which shares tenants have from now on: those that have other devices than before, or all if the
+    /// devices of the pool have changed.
+    pub(super) fn record_shares(&mut self, has_pool_changed: bool) {
+        let mut changed = self.leases.take_changed_tenants();
+        if has_pool_changed {
+            changed.extend(self.past.tenants().cloned());
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let pool = self.pool.amounts();
+        for tenant in changed {
+            let share = self.used_by(&tenant).dominant_share(&pool);
+            self.past.set_share(&tenant, share, self.now);
+        }
     }
 
     /// Returns the devices that leases may get now or later.

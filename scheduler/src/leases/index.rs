@@ -77,6 +77,8 @@ pub(crate) struct LeaseIndex {
     handing_over: BTreeSet<LeaseId>,
     held: BTreeMap<WorkerId, usize>,
     used: BTreeMap<TenantName, Amounts>,
+    /// The tenants of which `used` has changed since these were taken last.
+    changed_tenants: BTreeSet<TenantName>,
     /// Rises whenever a tenant has something else than before.
     used_version: u64,
 }
@@ -88,6 +90,9 @@ impl LeaseIndex {
         self.count(id, keys, true);
         if before.charge != keys.charge {
             self.used_version += 1;
+            let charges = before.charge.iter().chain(&keys.charge);
+            let tenants = charges.map(|(tenant, _)| tenant.clone());
+            self.changed_tenants.extend(tenants);
             if let Some((tenant, charge)) = &keys.charge {
                 self.used.entry(tenant.clone()).or_default().add(charge);
             }
@@ -177,6 +182,11 @@ impl LeaseIndex {
         self.handing_over.iter().copied()
     }
 
+    /// Returns the tenants of which `used` has changed since the last call.
+    pub(super) fn take_changed_tenants(&mut self) -> BTreeSet<TenantName> {
+        std::mem::take(&mut self.changed_tenants)
+    }
+
     /// Returns the workers that keep the snapshots of more or fewer parts than at the last call.
     pub(super) fn take_changed_keepers(&mut self) -> BTreeSet<WorkerId> {
         std::mem::take(&mut self.changed_keepers)
@@ -232,6 +242,7 @@ impl LeaseIndex {
         Self {
             used_version: 0,
             changed_keepers: BTreeSet::new(),
+            changed_tenants: BTreeSet::new(),
             ..self.clone()
         }
     }

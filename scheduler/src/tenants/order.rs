@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tensord_proto::ids::LeaseId;
 
-use super::{Amounts, NOTHING, Policy, TenantName, TenantPolicy, policy_of};
+use super::{Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, policy_of};
 use crate::device::{Demand, Shape};
 use crate::queue::{Rank, Requests, TenantRequests};
+use crate::time::Timestamp;
 
 /// The kinds of devices that requests of each shape could get.
 pub(crate) type Kinds<'a> = BTreeMap<&'a Shape, BTreeSet<&'a str>>;
@@ -108,13 +109,33 @@ fn in_order_of_arrival(mut tenants: Vec<VecDeque<Rank>>) -> Vec<LeaseId> {
     order
 }
 
-/// Returns the order in which all requests would get devices of a pool that has `pool`, of which the tenants
-/// have `used`, if there were enough for each that is next: those first that are guaranteed, then each time
-/// the next of the tenant that has the smallest share.
+/// What decides which tenant is next.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares<'a> {
+    pub(crate) policy: &'a Policy,
+    /// The devices of the pool.
+    pub(crate) pool: &'a Amounts,
+    pub(crate) past: &'a PastUse,
+    pub(crate) now: Timestamp,
+}
+
+impl Shares<'_> {
+    /// Returns a number that has the order of the shares of tenants, present and past, divided by their
+    /// weights: that of a tenant that has `used`.
+    pub(crate) fn key(&self, tenant: &TenantName, used: &Amounts) -> u64 {
+        let share = used.dominant_share(self.pool) + self.past.of(tenant, self.now);
+        let weight = policy_of(self.policy, tenant).weight.max(1);
+        // Shares are not negative, so their bits have the same order.
+        (share / f64::from(weight)).to_bits()
+    }
+}
+
+/// Returns the order in which all requests would get devices, if the tenants had `used` and there were enough
+/// for each that is next: those first that are guaranteed, then each time the next of the tenant that has the
+/// smallest share.
 pub(crate) fn order(
-    policy: &Policy,
+    shares: Shares<'_>,
     used: &BTreeMap<TenantName, Amounts>,
-    pool: &Amounts,
     kinds: &Kinds<'_>,
     requests: &Requests,
     guaranteed: &Guaranteed,
@@ -132,7 +153,7 @@ pub(crate) fn order(
         tenants.insert(tenant, (used, ranked.into_iter().collect()));
     }
     let key = |tenant, used: &Amounts, first: Option<&(Rank, _)>| {
-        let share = share_key(policy, used, pool, tenant);
+        let share = shares.key(tenant, used);
         first.map(|(rank, _)| (share, rank.number, tenant))
     };
     let heads = tenants.iter();
@@ -150,18 +171,6 @@ pub(crate) fn order(
         next.extend(key(tenant, used, ranks.front()));
     }
     order
-}
-
-/// Returns a number that has the order of the shares of tenants, divided by their weights.
-pub(crate) fn share_key(
-    policy: &Policy,
-    used: &Amounts,
-    pool: &Amounts,
-    tenant: &TenantName,
-) -> u64 {
-    let weight = policy_of(policy, tenant).weight;
-    // Shares are not negative, so their bits have the same order.
-    used.weighted_share(pool, weight).to_bits()
 }
 
 /// Adds the devices that a request will have to those that its tenant has. Their kind may not be known yet.
@@ -197,6 +206,8 @@ fn is_guaranteed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
     use tensord_proto::ids::{ClientId, RequestId};
 
     use crate::device::{DeviceSpec, Durability};
@@ -256,7 +267,13 @@ mod tests {
         let (kinds, requests) = (kinds.collect(), queue.by_tenant());
         let guaranteed = guaranteed(&policy, &used, &kinds, requests);
         let pool = Amounts::of(&pool);
-        let order = order(&policy, &used, &pool, &kinds, requests, &guaranteed);
+        let shares = Shares {
+            policy: &policy,
+            pool: &pool,
+            past: &PastUse::new(Duration::ZERO),
+            now: at(0),
+        };
+        let order = order(shares, &used, &kinds, requests, &guaranteed);
         let found = order.iter().map(|lease| {
             let number = lease.0 as i32;
             if guaranteed.contains(*lease) {

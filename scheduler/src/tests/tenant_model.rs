@@ -204,7 +204,8 @@ impl World {
         if pool.memory_bytes > 0 {
             share = share.max(used.memory_bytes as f64 / pool.memory_bytes as f64);
         }
-        share / f64::from(weight)
+        // Its definition is tested where it is.
+        (share + self.engine.ranked_past_share(of)) / f64::from(weight)
     }
 
     fn kinds_of(&self, waiting: &SimRequest) -> BTreeSet<String> {

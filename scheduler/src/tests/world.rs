@@ -160,7 +160,12 @@ pub(super) const MAX_WAITING: usize = 6;
 pub(super) const MAX_WAITING_PER_CLIENT: usize = 3;
 
 pub(super) fn engine_at(now: u64, term: u64) -> Engine {
-    Engine::new(bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT), term, at(now))
+    let options = Options {
+        // The past counts within the times of a test.
+        half_life: Duration::from_secs(60),
+        ..bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT)
+    };
+    Engine::new(options, term, at(now))
 }
 
 impl World {
