@@ -91,6 +91,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) audit: audit::Settings,
     /// How long a lease token can open new sessions.
     pub(crate) lease_token_life: Duration,
+    /// How long ago a tenant's use counts half as much as now; zero if it does not count.
+    pub(crate) half_life: Duration,
 }
 
 /// The settings of a worker, and the pool it joins.

@@ -50,6 +50,7 @@ impl LocalPool {
         let mut options = Options::new(config.listen, state.raise_grant_term(SystemTime::now())?);
         options.audit = audit;
         options.timing.lease_token_life = config.lease_token_life;
+        options.engine.half_life = config.half_life;
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;
         let tenants = Tenants::open(Box::new(RedbTenants::open(&state)?), &access)?;

@@ -37,10 +37,12 @@ impl Engine {
         }
     }
 
-    /// Returns the average of the shares that a tenant has had, as of the last event: from 0 to 1. It counts in
-    /// whose request is next as the present share does.
-    pub fn past_share(&self, tenant: &TenantName) -> f64 {
-        self.past.of(tenant, self.now)
+    /// Returns the average of the shares that each tenant has had, as of the last event: from 0 to 1. It counts
+    /// in whose request is next as the present share does.
+    pub fn past_shares(&self) -> BTreeMap<TenantName, f64> {
+        let tenants = self.past.tenants();
+        let shares = tenants.map(|tenant| (tenant.clone(), self.past.of(tenant, self.now)));
+        shares.collect()
     }
 
     /// Records which shares tenants have from now on: those that have other devices than before, or all if the

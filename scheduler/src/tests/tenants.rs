@@ -312,3 +312,38 @@ fn a_suspended_lease_is_not_resumed_beyond_the_limit() {
     assert_eq!(waiting.needs[0].suitable.free, 1);
     check_on(engine, [(6, most(1), vec![moved(1, 10, 1, 1, 0)])]);
 }
+
+/// Tenant `a` had all devices for a day, which counts half.
+#[test]
+fn what_a_tenant_had_counts() {
+    const DAY: u64 = 24 * 3_600_000;
+    let grant = |id, number, index| granted(id, number, &[(1, index, cuda(1))]);
+    check([
+        (0, join(1, &[cuda(1), cuda(1)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, attach_of("c", 3), vec![]),
+        (0, request(1, 1, 1), vec![grant(1, 1, 0)]),
+        (0, request(1, 2, 1), vec![grant(1, 2, 1)]),
+        (DAY, release(1, 10), vec![end_lease(1, 10)]),
+        (DAY, released(1, 10), vec![]),
+        (DAY, release(1, 20), vec![end_lease(1, 20)]),
+        (DAY, released(1, 20), vec![]),
+        (DAY, request(3, 3, 1), vec![grant(3, 3, 0)]),
+        (DAY, request(3, 4, 1), vec![grant(3, 4, 1)]),
+        (DAY, request(1, 5, 1), vec![queued(1, 5, 1)]),
+        (
+            DAY,
+            request(2, 6, 1),
+            vec![queued(2, 6, 1), queued(1, 5, 2)],
+        ),
+        (DAY, request(2, 7, 1), vec![queued(2, 7, 3)]),
+        // A device of two is as much as half of the pool for a day.
+        (DAY, release(3, 30), vec![end_lease(1, 30)]),
+        (
+            DAY,
+            released(1, 30),
+            vec![grant(2, 6, 0), queued(1, 5, 1), queued(2, 7, 2)],
+        ),
+    ]);
+}

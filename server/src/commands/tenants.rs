@@ -16,19 +16,20 @@ use crate::{
     human, stdout, table,
 };
 
-const HEADER: [&str; 8] = [
+const HEADER: [&str; 9] = [
     "TENANT",
     "WEIGHT",
     "GUARANTEED",
     "LIMIT",
     "HAS",
+    "PAST",
     "LEASES",
     "WAITING",
     "TOKENS",
 ];
 
 /// Columns of numbers, which are aligned right.
-const RIGHT: [usize; 3] = [1, 5, 6];
+const RIGHT: [usize; 4] = [1, 5, 6, 7];
 
 /// The JSON for a tenant. Programs depend on the field names.
 #[derive(Serialize)]
@@ -45,6 +46,7 @@ pub(super) struct TenantJson<'a> {
     leases: u32,
     suspended: u32,
     waiting: u32,
+    past_share: f64,
     tokens: &'a [String],
     warnings: &'a [String],
 }
@@ -138,6 +140,7 @@ pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
         leases: tenant.leases,
         suspended: tenant.suspended,
         waiting: tenant.waiting,
+        past_share: tenant.past_share,
         tokens: &tenant.tokens,
         warnings: &tenant.warnings,
     }
@@ -153,7 +156,7 @@ pub(super) fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
     counts.map_or(&[], |counts| &counts.kinds)
 }
 
-fn row(tenant: &TenantInfo) -> [String; 8] {
+fn row(tenant: &TenantInfo) -> [String; 9] {
     let or_dash = |text: String| if text.is_empty() { "-".into() } else { text };
     [
         tenant.name.clone(),
@@ -161,6 +164,7 @@ fn row(tenant: &TenantInfo) -> [String; 8] {
         or_dash(guarantee_text(tenant)),
         or_dash(limit_text(tenant)),
         or_dash(counts_text(kinds_of(tenant.used.as_ref()))),
+        past_text(tenant),
         human::count(tenant.leases.into()),
         human::count(tenant.waiting.into()),
         or_dash(tenant.tokens.join(", ")),
@@ -176,6 +180,7 @@ fn text_of(tenant: &TenantInfo) -> String {
     line("guaranteed", &or_none(guarantee_text(tenant)));
     line("limit", &or_none(limit_text(tenant)));
     line("has", &has_text(tenant));
+    line("past use", &format!("{} of the pool", past_text(tenant)));
     if tenant.suspended > 0 {
         line(
             "suspended",
@@ -204,6 +209,11 @@ pub(super) fn has_text(tenant: &TenantInfo) -> String {
             format!("{counts} with {memory} in {leases}")
         }
     }
+}
+
+/// Returns the average of the shares that a tenant has had, such as `12 %`.
+pub(super) fn past_text(tenant: &TenantInfo) -> String {
+    format!("{:.0} %", tenant.past_share * 100.0)
 }
 
 /// Returns the guarantee of a tenant, in words; empty if it has none.
@@ -257,6 +267,7 @@ pub(super) mod tests {
             leases: 2,
             suspended: 1,
             waiting: 1,
+            past_share: 0.124,
             tokens: vec!["ci".into(), "night".into()],
             warnings: vec!["tenants are guaranteed 4 cuda in all, and the pool has 3 now".into()],
             ..TenantInfo::default()
@@ -271,6 +282,7 @@ tenant research
   guaranteed 4 cuda
   limit      8 cuda, 2 flex, 640.0 GiB
   has        3 cuda with 240.0 GiB in 2 leases
+  past use   12 % of the pool
   suspended  1 lease
   waiting    1 request
   tokens     ci, night
@@ -288,6 +300,7 @@ tenant new
   guaranteed none
   limit      none
   has        nothing
+  past use   0 % of the pool
   waiting    0 requests
   tokens     none
 ";
@@ -303,9 +316,9 @@ tenant new
         };
         let listed = table::text(HEADER, &RIGHT, [research(), new].iter().map(row));
         let expected = "\
-TENANT    WEIGHT  GUARANTEED  LIMIT                      HAS     LEASES  WAITING  TOKENS
-research       2  4 cuda      8 cuda, 2 flex, 640.0 GiB  3 cuda       2        1  ci, night
-new            1  -           -                          -            0        0  -
+TENANT    WEIGHT  GUARANTEED  LIMIT                      HAS     PAST  LEASES  WAITING  TOKENS
+research       2  4 cuda      8 cuda, 2 flex, 640.0 GiB  3 cuda  12 %       2        1  ci, night
+new            1  -           -                          -        0 %       0        0  -
 ";
         assert_eq!(listed, expected);
         let json = serde_json::to_value(json_of(&research())).unwrap();

@@ -29,7 +29,7 @@ use super::{
         DrainSettings, GatewaySettings, SchedulerSettings, StateSettings, UpSettings, UrlSettings,
         WorkerSettings,
     },
-    values::{Devices, Filter, Host, Listen, Name, Seconds, SnapshotStore},
+    values::{Devices, Filter, Host, Listen, Name, Period, Seconds, SnapshotStore},
 };
 use crate::{
     cli::{Cli, Command},
@@ -189,6 +189,7 @@ impl Layers<'_> {
             scheduler: SchedulerConfig {
                 audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
                 lease_token_life: token_life(settings.lease_token_seconds),
+                half_life: half_life(settings.half_life),
                 state,
                 listen,
                 advertise,
@@ -208,6 +209,7 @@ impl Layers<'_> {
         Ok(SchedulerConfig {
             audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
             lease_token_life: token_life(settings.lease_token_seconds),
+            half_life: half_life(settings.half_life),
             state,
             listen: or_default(settings.listen, unspecified_addr(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
@@ -349,6 +351,13 @@ fn unspecified_addr(port: u16) -> SocketAddr {
 
 fn token_life(given: Option<Seconds>) -> Duration {
     given.map_or(LEASE_TOKEN_LIFE, |Seconds(life)| life)
+}
+
+fn half_life(given: Option<Period>) -> Duration {
+    given.map_or_else(
+        || tensord_scheduler::Options::default().half_life,
+        |Period(half_life)| half_life,
+    )
 }
 
 fn or_default(listen: Option<Listen>, default: SocketAddr) -> SocketAddr {

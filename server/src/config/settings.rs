@@ -12,7 +12,9 @@ use serde::Deserialize;
 
 #[cfg(feature = "demo")]
 use super::values::DeviceCount;
-use super::values::{Devices, Host, Listen, Memory, MemoryOrZero, Name, Seconds, SnapshotStore};
+use super::values::{
+    Devices, Host, Listen, Memory, MemoryOrZero, Name, Period, Seconds, SnapshotStore,
+};
 
 /// Settings of `up`, a scheduler and a worker in one process: a field for each flag.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -63,6 +65,9 @@ pub(crate) struct UpSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
+    /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
+    #[arg(long, value_name = "PERIOD", env = "TENSORD_HALF_LIFE")]
+    pub(crate) half_life: Option<Period>,
 }
 
 /// Settings of `scheduler`: a pool's scheduler alone.
@@ -84,6 +89,9 @@ pub(crate) struct SchedulerSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
+    /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
+    #[arg(long, value_name = "PERIOD", env = "TENSORD_HALF_LIFE")]
+    pub(crate) half_life: Option<Period>,
 }
 
 /// Settings of `worker`: one host's devices.
@@ -237,6 +245,7 @@ impl UpSettings {
             audit_log_size: self.audit_log_size.or(fallback.audit_log_size),
             audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
+            half_life: self.half_life.or(fallback.half_life),
         }
     }
 }
@@ -250,6 +259,7 @@ impl SchedulerSettings {
             audit_log_size: self.audit_log_size.or(fallback.audit_log_size),
             audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
+            half_life: self.half_life.or(fallback.half_life),
         }
     }
 }

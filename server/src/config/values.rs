@@ -278,8 +278,17 @@ impl FromStr for Seconds {
 }
 
 /// A duration with a unit, such as `30s`, `5m`, `1h` or `7d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub(crate) struct Period(pub(crate) Duration);
+
+impl TryFrom<String> for Period {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
 
 impl FromStr for Period {
     type Err = String;

@@ -5,6 +5,7 @@ use std::{
     io,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use tempfile::TempDir;
@@ -71,6 +72,7 @@ impl OwnPool {
             // temporary.
             audit,
             lease_token_life: LEASE_TOKEN_LIFE,
+            half_life: Duration::ZERO,
         };
         let pool = LocalPool::start(&config).await?;
         let made = "the tokens of a new pool are valid";

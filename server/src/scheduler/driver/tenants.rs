@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tensord_proto::v1::{
     DeviceCounts, KindCount, PlannedTenant, TenantInfo, TenantLimit, TenantPlan,
 };
-use tensord_scheduler::Event;
+use tensord_scheduler::{Event, TenantName};
 
 use super::Driver;
 use crate::scheduler::{
@@ -19,6 +19,7 @@ struct Holdings {
     usage: Usage,
     /// The names of the valid tokens of each tenant.
     tokens: BTreeMap<String, Vec<String>>,
+    past_shares: BTreeMap<TenantName, f64>,
 }
 
 impl Driver {
@@ -88,6 +89,7 @@ impl Driver {
                 counts: self.engine.counts_by_tenant(),
             },
             tokens: self.access.tokens().valid_by_tenant(UnixMillis::now()),
+            past_shares: self.engine.past_shares(),
         }
     }
 
@@ -134,6 +136,7 @@ impl Holdings {
             suspended: view::count(counted.suspended),
             waiting: view::count(counted.requests),
             tokens: self.tokens.get(name).cloned().unwrap_or_default(),
+            past_share: self.past_shares.get(name).copied().unwrap_or_default(),
             ..TenantInfo::default()
         }
     }
