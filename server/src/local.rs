@@ -11,7 +11,10 @@ use crate::{
     audit::Audit,
     config::SchedulerConfig,
     failure::Failure,
-    scheduler::{Access, Enrolment, LeaseRecords, Options, RedbTenants, Role, Scheduler, Tenants},
+    scheduler::{
+        Access, Enrolment, LeaseRecords, Options, PastUseFile, RedbTenants, Role, Scheduler,
+        Tenants,
+    },
     state::{SchedulerLock, StateDir},
 };
 
@@ -51,6 +54,7 @@ impl LocalPool {
         options.audit = audit;
         options.timing.lease_token_life = config.lease_token_life;
         options.engine.half_life = config.half_life;
+        options.past_use = Some(PastUseFile::open(&state)?);
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;
         let tenants = Tenants::open(Box::new(RedbTenants::open(&state)?), &access)?;

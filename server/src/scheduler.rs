@@ -19,6 +19,7 @@ mod driver;
 mod enrolment;
 mod gap;
 mod lease_records;
+mod past_use;
 mod renewals;
 mod service;
 mod stream;
@@ -37,16 +38,18 @@ use tensord_transport::{control, listen::BindError};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
+use self::{
+    access::UnixMillis,
+    driver::{Driver, Input},
+    lease_records::OpenRecords,
+    service::{Service, Shared},
+};
 pub(crate) use self::{
     access::{Access, DEFAULT_TENANT, Role, millis},
     enrolment::Enrolment,
     lease_records::LeaseRecords,
+    past_use::PastUseFile,
     tenants::{RedbTenants, Tenants},
-};
-use self::{
-    driver::{Driver, Input},
-    lease_records::OpenRecords,
-    service::{Service, Shared},
 };
 use crate::{audit::Audit, config::MAX_POOL_FILE_BYTES, state::PoolSecrets};
 
@@ -80,6 +83,8 @@ pub(crate) struct Options {
     pub(crate) timing: Timing,
     /// The audit log.
     pub(crate) audit: Audit,
+    /// Where what tenants have had is kept, if it is.
+    pub(crate) past_use: Option<PastUseFile>,
 }
 
 /// Intervals and timeouts of streams.
@@ -93,6 +98,8 @@ pub(crate) struct Timing {
     pub(crate) heartbeat: Duration,
     /// How long a lease token opens sessions; it is renewed after half of this time.
     pub(crate) lease_token_life: Duration,
+    /// How often what tenants have had is written.
+    pub(crate) past_use: Duration,
 }
 
 impl Default for Timing {
@@ -102,6 +109,7 @@ impl Default for Timing {
             beat: Duration::from_secs(1),
             heartbeat: Duration::from_secs(1),
             lease_token_life: LEASE_TOKEN_LIFE,
+            past_use: Duration::from_secs(60),
         }
     }
 }
@@ -115,6 +123,7 @@ impl Options {
             engine: tensord_scheduler::Options::default(),
             timing: Timing::default(),
             audit: Audit::disabled(),
+            past_use: None,
         }
     }
 }
@@ -172,6 +181,7 @@ impl Scheduler {
             term,
             timing,
             audit,
+            past_use,
         } = options;
         let failed = |source| StartError::Listen { listen, source };
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
@@ -187,6 +197,10 @@ impl Scheduler {
         let start = Timestamp::from_millis(0);
         let mut engine = Engine::new(engine, term, start);
         engine.restore(records.known);
+        if let Some(file) = &past_use {
+            let (shares, age) = file.shares(UnixMillis::now());
+            engine.restore_past(shares, age);
+        }
         let policy = registries.tenants.read().policy();
         // Nobody is attached yet, so no command follows.
         engine.handle(Event::SetPolicy { policy }, start);
@@ -217,6 +231,9 @@ impl Scheduler {
         let admin = InterceptedService::new(admin, shared.guard(&[Role::Admin]));
         let mut tasks = JoinSet::new();
         tasks.spawn(running.run());
+        if let Some(file) = past_use {
+            tasks.spawn(file.keep(driver.clone(), timing.past_use));
+        }
         tasks.spawn(server.run(Routes::new(pool).add_service(workers).add_service(admin)));
         Ok(Self {
             address,

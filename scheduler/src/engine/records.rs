@@ -5,6 +5,7 @@
 //! If the client's token has a later epoch, the token is right.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -13,6 +14,7 @@ use crate::event::Claim;
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
 use crate::record::{LeaseRecord, RecordChange};
+use crate::tenants::TenantName;
 
 impl Engine {
     /// Takes over the leases that an earlier scheduler of the pool has recorded. Must be called before
@@ -32,6 +34,18 @@ impl Engine {
             };
             self.leases.insert(id, lease);
             self.awaits_recorded_workers = true;
+        }
+    }
+
+    /// Takes over the average share that each tenant had this long ago, as an earlier scheduler of the pool has
+    /// recorded. Must be called before the first event.
+    pub fn restore_past(
+        &mut self,
+        shares: impl IntoIterator<Item = (TenantName, f64)>,
+        age: Duration,
+    ) {
+        for (tenant, share) in shares {
+            self.past.restore(&tenant, share, age, self.now);
         }
     }
 

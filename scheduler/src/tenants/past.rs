@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::TenantName;
 use crate::time::Timestamp;
 
-/// Averages that are closer than this count as equal, so that the tenants take turns as they would without a
-/// past.
+/// Averages are rounded down to multiples of this, so that tenants that have had nearly the same take turns as
+/// they would without a past.
 const RESOLUTION: f64 = 1e-3;
 
 /// An average below this is forgotten.
@@ -72,6 +72,26 @@ impl PastUse {
         self.averages.insert(tenant.clone(), average);
     }
 
+    /// Sets the average that a tenant had this long before `now`, if it has had nothing since.
+    pub(crate) fn restore(
+        &mut self,
+        tenant: &TenantName,
+        share: f64,
+        age: Duration,
+        now: Timestamp,
+    ) {
+        let Some(half_life) = self.half_life.filter(|_| share.is_finite()) else {
+            return;
+        };
+        let kept = 0.5_f64.powf(age.as_secs_f64() / half_life.as_secs_f64());
+        let average = Average {
+            value: share.clamp(0.0, 1.0) * kept,
+            share: 0.0,
+            since: now,
+        };
+        self.averages.insert(tenant.clone(), average);
+    }
+
     /// Returns the average of a tenant's share, as far as it counts.
     pub(crate) fn of(&self, tenant: &TenantName, now: Timestamp) -> f64 {
         let average = self.half_life.zip(self.averages.get(tenant));
@@ -123,6 +143,18 @@ mod tests {
         expect(&past, 60, 0.0);
         past.set_share(&red, 0.0, at(60 * HOUR));
         assert_eq!(past.tenants().count(), 0);
+    }
+
+    #[test]
+    fn what_is_restored_has_its_age() {
+        let mut past = past(HOUR);
+        let [red, blue] = ["red", "blue"].map(TenantName::from);
+        past.restore(&red, 0.5, Duration::from_millis(HOUR), at(0));
+        past.restore(&blue, f64::NAN, Duration::ZERO, at(0));
+        assert!((past.of(&red, at(0)) - 0.25).abs() < 1.01 * RESOLUTION);
+        assert!((past.of(&red, at(HOUR)) - 0.125).abs() < 1.01 * RESOLUTION);
+        past.restore(&blue, 7.0, Duration::ZERO, at(0));
+        assert_eq!(past.of(&blue, at(0)), 1.0);
     }
 
     #[test]

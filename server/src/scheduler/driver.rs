@@ -292,6 +292,9 @@ impl Driver {
                 let _ = reply.send(self.list_waiting(lease));
             }
             Input::TenantsChanged => self.on_tenants_changed(),
+            Input::PastShares(reply) => {
+                let _ = reply.send(self.engine.past_shares());
+            }
             Input::ListTenants(name, reply) => {
                 let _ = reply.send(self.list_tenants(name.as_deref()));
             }

@@ -112,6 +112,7 @@ impl Rig {
         let state = StateDir::open(directory.path()).unwrap();
         let now = std::time::SystemTime::now();
         options.term = state.raise_grant_term(now).unwrap();
+        options.past_use = Some(PastUseFile::open(&state).unwrap());
         let secrets = state.pool_secrets().unwrap();
         let enrolment = Enrolment::open(&state).unwrap();
         let records = open_records(&state).await;

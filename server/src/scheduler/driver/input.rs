@@ -1,6 +1,6 @@
 //! The inputs to the driver.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::BoxFuture;
 use tensord_proto::{
@@ -12,7 +12,7 @@ use tensord_proto::{
         WorkerCommand, WorkerMessage,
     },
 };
-use tensord_scheduler::StreamId;
+use tensord_scheduler::{StreamId, TenantName};
 use tokio::sync::oneshot;
 
 use super::JoiningWorker;
@@ -63,6 +63,8 @@ pub(in crate::scheduler) enum Input {
     ListWaiting(Option<LeaseId>, oneshot::Sender<WaitingList>),
     /// The guarantee, limit or weight of a tenant has changed on disk.
     TenantsChanged,
+    /// A request for the average share that each tenant has had.
+    PastShares(oneshot::Sender<BTreeMap<TenantName, f64>>),
     /// A request for the tenant of this name, or all, with what they have.
     ListTenants(Option<String>, oneshot::Sender<Vec<TenantInfo>>),
     /// Tenants are to become those of a list. The reply is what changes, or why nothing may change. The caller

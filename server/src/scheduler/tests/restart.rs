@@ -111,3 +111,31 @@ async fn invalid_lease_token_is_answered_with_lease_ended() {
     let (_, error) = error_of(rig.attach(&rig.client_token, first_message).await);
     assert_eq!(error.code(), ErrorCode::Protocol);
 }
+
+#[tokio::test]
+async fn what_a_tenant_had_outlives_the_scheduler() {
+    let mut options = options();
+    options.engine.half_life = Duration::from_secs(2);
+    options.timing.past_use = Duration::from_millis(20);
+    let rig = Rig::with(options).await;
+    let _worker = rig.worker(1, 1).await;
+    let mut client = rig.client(1).await;
+    client.request(1, 1).await;
+    client.granted().await;
+    let path = rig.directory.path().join("past-use.json");
+    let written = async {
+        loop {
+            let text = tokio::fs::read(&path).await.unwrap_or_default();
+            let record = serde_json::from_slice(&text).unwrap_or(serde_json::Value::Null);
+            if record["shares"]["default"].as_f64() > Some(0.1) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    with_timeout("the share is written", written).await;
+    // It counts for a day now.
+    let rig = rig.restart().await;
+    let past_share = rig.tenant("default").await.unwrap().past_share;
+    assert!((0.09..=1.0).contains(&past_share), "{past_share}");
+}
