@@ -207,13 +207,17 @@ impl Inventory {
     /// The largest number of kind-and-memory pairs listed in an error.
     const MAX_LISTED: usize = 8;
 
-    /// Adds a worker, and those of its devices that can still be leased.
-    pub(crate) fn add<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceSpec>) {
-        self.workers += 1;
-        for device in devices {
+    /// Creates the inventory of so many workers, which offer devices like these, each with their number.
+    pub(crate) fn new<'a>(
+        workers: usize,
+        offered: impl Iterator<Item = (&'a DeviceSpec, usize)>,
+    ) -> Self {
+        let mut devices = BTreeMap::new();
+        for (device, count) in offered {
             let sort = (device.kind.clone(), device.memory_bytes);
-            *self.devices.entry(sort).or_default() += 1;
+            *devices.entry(sort).or_default() += count;
         }
+        Self { workers, devices }
     }
 }
 

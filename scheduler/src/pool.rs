@@ -403,6 +403,46 @@ impl Pool {
         self.fitting(worker, lease, requirement, count).len() == count
     }
 
+    /// Returns the workers that have `count` free devices for `lease` that meet `requirement`.
+    pub(crate) fn with_free(
+        &self,
+        lease: LeaseId,
+        requirement: &Requirement,
+        count: usize,
+    ) -> BTreeSet<WorkerId> {
+        let groups = self.index.groups().filter(|(alike, _)| {
+            let free = alike.free.count(|device| requirement.accepts(device));
+            free >= count
+        });
+        let own = self.held_back_for(lease).into_iter();
+        let own = own.map(|device_ref| device_ref.worker);
+        let own = own.filter(|worker| self.has_free(*worker, lease, requirement, count));
+        groups
+            .flat_map(|(_, group)| group.by_id())
+            .chain(own)
+            .collect()
+    }
+
+    /// Returns the workers that offer `count` devices that meet `requirement`, now or later: of those that
+    /// are alike, the first `enough` that `is_wanted` accepts.
+    pub(crate) fn offering(
+        &self,
+        requirement: &Requirement,
+        count: usize,
+        enough: usize,
+        is_wanted: impl Fn(WorkerId) -> bool,
+    ) -> BTreeSet<WorkerId> {
+        let groups = self.index.groups().filter(|(alike, _)| {
+            let offered = alike.offered.count(|device| requirement.accepts(device));
+            offered >= count
+        });
+        let first = groups.flat_map(|(_, group)| {
+            let wanted = group.by_id().filter(|worker| is_wanted(*worker));
+            wanted.take(enough)
+        });
+        first.collect()
+    }
+
     /// Returns whether a worker has `count` devices that meet `requirement` and have the fingerprint
     /// of the lease's devices.
     pub(crate) fn has_equal(
@@ -465,11 +505,7 @@ impl Pool {
     }
 
     pub(crate) fn inventory(&self) -> Inventory {
-        let mut inventory = Inventory::default();
-        for (_, worker) in self.workers() {
-            inventory.add(worker.offers());
-        }
-        inventory
+        Inventory::new(self.workers.len(), self.index.offered().iter())
     }
 
     pub(crate) fn snapshot(&self) -> Vec<WorkerSnapshot> {

@@ -6,7 +6,7 @@
 //! it. To hold devices back well requires limits on the duration of leases, or leases that can be suspended;
 //! without these, it would only shift the delay from large requests to small ones while devices stay idle.
 //!
-//! Whether a request fits depends on its tenant and its shape alone, and of all that have both in common, the
+//! Whether a request beyond guarantees fits depends on its tenant and its shape alone, and of all that have both in common, the
 //! first is next. So the queue has the requests by tenant and shape, and an event costs as much as there are
 //! tenants and shapes, however many requests wait.
 
@@ -90,6 +90,11 @@ impl TenantRequests {
     /// Returns the requests of each shape, the next first.
     pub(crate) fn by_shape(&self) -> impl Iterator<Item = (&Shape, &BTreeSet<Rank>)> {
         self.by_shape.iter()
+    }
+
+    /// Returns the number of different shapes.
+    pub(crate) fn shape_count(&self) -> usize {
+        self.by_shape.len()
     }
 
     /// Returns the requests of a shape, the next first.

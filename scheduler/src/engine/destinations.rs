@@ -6,6 +6,7 @@
 //! (`handover.rs`).
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
@@ -43,7 +44,18 @@ impl Engine {
                     && !self.pool.is_ending(*worker, id)
                     && (with_snapshots.contains(worker) || can_get())
             };
-            let mut workers: Vec<_> = self.pool.ids().filter(could_go_on).collect();
+            // Those that are special to the lease, and of the others as many as it could need.
+            let mut special: BTreeSet<_> = with_snapshots.iter().copied().collect();
+            special.insert(part.source);
+            let held_back = self.pool.held_back_for(id).into_iter();
+            special.extend(held_back.map(|device_ref| device_ref.worker));
+            let is_other = |worker| !special.contains(&worker) && could_go_on(&worker);
+            let others = self
+                .pool
+                .offering(requirement, count, lease.parts.len(), is_other);
+            let special = special.iter().copied().filter(could_go_on);
+            let possible: BTreeSet<_> = special.chain(others).collect();
+            let mut workers: Vec<_> = possible.into_iter().collect();
             workers.sort_by_cached_key(|worker| {
                 let free = self.pool.fitting(*worker, id, requirement, count);
                 let lacks_snapshots = !with_snapshots.contains(worker);
@@ -129,16 +141,12 @@ impl Engine {
             store: lease.only_stored().map(|stored| stored.store),
         };
         let is_destination = |worker: WorkerId| {
-            worker != keeper.worker
-                && self
-                    .pool
-                    .has_free(worker, id, &part.requirement, part.devices)
-                && !self.pool.is_ending(worker, id)
-                && self.has_room(worker)
+            worker != keeper.worker && !self.pool.is_ending(worker, id) && self.has_room(worker)
         };
         // A keeper that drains hands the snapshots over in any case.
         let must_leave = self.pool.is_draining(keeper.worker);
-        if !must_leave && !self.pool.ids().any(is_destination) {
+        let with_free = || self.pool.with_free(id, &part.requirement, part.devices);
+        if !must_leave && !with_free().into_iter().any(is_destination) {
             return;
         }
         let cause = what_happened(reason);
@@ -163,6 +171,7 @@ impl Engine {
         let with_snapshots = self.holders_and_loaders(part);
         let receiving = lease.receiver(index);
         let can_be_sent = self.source_of(id, lease, index, part).is_some();
+        let with_free = self.pool.with_free(id, &part.requirement, part.devices);
         let fits = |worker: &WorkerId| {
             let (requirement, count) = (&part.requirement, part.devices);
             let is_receiving = receiving == Some(*worker);
@@ -177,11 +186,14 @@ impl Engine {
                     && !self.is_avoided(lease, *worker)
                     && (is_receiving || self.has_room(*worker))
             };
-            (self.pool.has_free(*worker, id, requirement, count) || is_away)
+            (with_free.contains(worker) || is_away)
                 && !self.pool.is_ending(*worker, id)
                 && (with_snapshots.contains(worker) || can_get())
         };
-        let mut workers: Vec<_> = self.pool.ids().filter(fits).collect();
+        let known = with_snapshots.iter().copied().chain(receiving);
+        let known = known.filter(|worker| self.pool.contains(*worker));
+        let possible: BTreeSet<_> = with_free.iter().copied().chain(known).collect();
+        let mut workers: Vec<_> = possible.into_iter().filter(fits).collect();
         workers.sort_by_cached_key(|worker| {
             let is_own = *worker == part.source;
             let is_of_other = !is_own && lease.parts.iter().any(|it| it.source == *worker);

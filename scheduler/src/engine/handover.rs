@@ -37,7 +37,11 @@ impl Engine {
     /// has changed matters.
     pub(super) fn assign_handovers(&mut self, changed: &BTreeSet<LeaseId>) {
         let index = self.leases.index();
+        // These need another worker, whichever that is.
+        let draining = self.pool.index().draining().iter();
+        let at_draining = draining.flat_map(|worker| index.naming(*worker));
         let due = index.unsettled().chain(index.handing_over());
+        let due = due.chain(at_draining);
         let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();
         for id in due {
             let Some(lease) = self.leases.get(id).filter(|lease| lease.is_suspended()) else {

@@ -34,7 +34,7 @@ pub(super) struct Chosen {
 pub(super) struct Stability {
     /// Whether another worker may be a better keeper, if it joins or can be reached again.
     pub(super) depends_on_workers: bool,
-    /// Whether it depends on which devices are free, or on what the workers' devices are at all.
+    /// Whether it may change when devices become free or are taken, or when any worker changes.
     pub(super) depends_on_devices: bool,
     /// When it must be made again at the latest.
     pub(super) until: Option<Timestamp>,
@@ -157,7 +157,8 @@ impl KeeperChoice<'_> {
         let times = self.lease.avoided.values().copied().chain(silent_at);
         let times = times.chain([given_up_at]).filter(|at| at > now);
         Stability {
-            depends_on_workers: keeper.is_none_or(|keeper| self.rank(keeper) > BEST_RANK),
+            depends_on_workers: keeper
+                .is_none_or(|keeper| !self.can_keep(keeper) || self.rank(keeper) > BEST_RANK),
             depends_on_devices: keeps_other || !unsteady.is_empty(),
             until: times.min(),
         }

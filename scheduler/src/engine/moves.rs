@@ -133,6 +133,27 @@ impl Engine {
         let mut unused = Vec::new();
         let leases = self.pool.get(worker).map(|worker| worker.leases());
         for id in leases.into_iter().flatten() {
+            let kept = match here.get(&id) {
+                None => KeptHere::Lacking,
+                Some(false) => KeptHere::WithoutRoom,
+                Some(true) => KeptHere::WithRoom,
+            };
+            let is_same = |lease: &Lease| {
+                let keeper = lease.keepers.get(&worker);
+                let is_keeper_same = keeper.is_none_or(|keeper| {
+                    let part = PartId {
+                        lease: id,
+                        index: keeper.part,
+                    };
+                    let is_kept = at_keepers.contains(&(part, keeper.worker));
+                    keeper.is_kept == is_kept && (keeper.previous.is_none() || !is_kept)
+                });
+                is_keeper_same && lease.kept_at.get(&worker) == Some(&kept)
+            };
+            // Workers report this every second.
+            if self.leases.get(id).is_some_and(is_same) {
+                continue;
+            }
             if let Some(mut lease) = self.leases.get_mut(id) {
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
                     let part = PartId {
@@ -145,11 +166,6 @@ impl Engine {
                         unused.extend(previous.map(|previous| (previous, id, part.index)));
                     }
                 }
-                let kept = match here.get(&id) {
-                    None => KeptHere::Lacking,
-                    Some(false) => KeptHere::WithoutRoom,
-                    Some(true) => KeptHere::WithRoom,
-                };
                 lease.kept_at.insert(worker, kept);
             }
         }
@@ -200,15 +216,8 @@ impl Engine {
     /// Returns the leases that have devices of a worker which is to have no leases.
     pub(super) fn leases_at_draining(&self) -> BTreeSet<LeaseId> {
         let draining = self.pool.index().draining().iter();
-        let named = draining.flat_map(|worker| {
-            let named = self.leases.index().naming(*worker);
-            named.map(|id| (*worker, id))
-        });
-        let has_devices = |(worker, id): &(WorkerId, LeaseId)| {
-            let lease = self.leases.get(*id);
-            lease.is_some_and(|lease| lease.workers().contains(worker))
-        };
-        named.filter(has_devices).map(|(_, id)| id).collect()
+        let draining = draining.filter_map(|worker| self.pool.get(*worker));
+        draining.flat_map(Worker::leases).collect()
     }
 
     /// Returns the client of a lease, if it is attached.

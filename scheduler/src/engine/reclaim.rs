@@ -5,7 +5,7 @@
 //! *borrowed*. A borrowed lease is suspended if it could go on later, so not if it is not durable or has no
 //! snapshots, and not before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as
 //! many leases are suspended as the request needs, or none; the fewest, and of single leases that are enough
-//! the smallest, then one of the tenant with the largest share by weight, then the latest.
+//! the smallest, then one of the tenant that has and had the largest share by weight, then the latest.
 //!
 //! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those within. Nothing is
 //! reclaimed that a lease would get which comes before these requests, as one that was lost does.

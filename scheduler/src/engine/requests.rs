@@ -19,7 +19,7 @@ use crate::time::Timestamp;
 /// If more requests wait than these, their positions are reported every [`POSITION_INTERVAL`] only.
 const MAX_REPORTED_AT_ONCE: usize = 64;
 
-/// How often requests are put in order at least, if nothing else changes than what counts of the past.
+/// After this time, what tenants have had counts anew in the order, although nothing else has changed.
 const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
@@ -169,26 +169,37 @@ impl Engine {
             .collect()
     }
 
-    /// Grants or refuses every pending request that can be decided now. As grants only take devices away,
-    /// each request has to be tried once.
+    /// Grants or refuses every pending request that can be decided now.
     fn decide_all(&mut self) {
         self.refuse_impossible();
-        self.find_guaranteed();
-        for lease in self.queue.guaranteed().order.clone() {
-            self.try_grant(lease);
-        }
-        self.find_guaranteed();
+        self.grant_guaranteed();
         self.grant_by_share();
         self.find_guaranteed();
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
     }
 
+    /// Grants requests within guarantees, as far as there are devices.
+    fn grant_guaranteed(&mut self) {
+        loop {
+            self.find_guaranteed();
+            let mut has_granted = false;
+            for lease in self.queue.guaranteed().order.clone() {
+                has_granted |= self.try_grant(lease);
+            }
+            if !has_granted {
+                return;
+            }
+            // Others may be within a guarantee now: one that could get several kinds of devices counted as some
+            // of each before.
+        }
+    }
+
     /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
     /// has the smallest share of those with a request that fits.
     fn grant_by_share(&mut self) {
         let pool = self.pool.amounts();
-        let mut fitting: Vec<_> = self.queue.shapes().cloned().collect();
+        let mut fitting: BTreeSet<_> = self.queue.shapes().cloned().collect();
         fitting.retain(|shape| self.has_free(shape));
         let mut next = self.next_of_tenants(&pool, &fitting);
         while let Some((_, _, tenant, lease)) = next.pop_first() {
@@ -207,7 +218,7 @@ impl Engine {
     }
 
     /// Returns the next request of each tenant, of these shapes, that is beyond its guarantee and fits.
-    fn next_of_tenants(&self, pool: &Amounts, shapes: &[Shape]) -> BTreeSet<Next> {
+    fn next_of_tenants(&self, pool: &Amounts, shapes: &BTreeSet<Shape>) -> BTreeSet<Next> {
         if shapes.is_empty() {
             return BTreeSet::new();
         }
@@ -223,23 +234,34 @@ impl Engine {
     }
 
     /// Returns the next request of a tenant, of these shapes, that is beyond its guarantee and fits.
-    fn next_of(&self, tenant: &TenantName, pool: &Amounts, shapes: &[Shape]) -> Option<Next> {
+    fn next_of(
+        &self,
+        tenant: &TenantName,
+        pool: &Amounts,
+        shapes: &BTreeSet<Shape>,
+    ) -> Option<Next> {
         let requests = self.queue.by_tenant().get(tenant)?;
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
-        let is_allowed = |shape: &&Shape| {
+        let is_allowed = |shape: &Shape| {
             let may_have = |device: &DeviceSpec| {
                 shape.accepts(device) && limit.allows(used, device, shape.devices)
             };
             self.pool.index().free().count(may_have) >= shape.devices as usize
         };
-        let heads = shapes.iter().filter_map(|shape| {
-            let mut requests = requests.of_shape(shape);
-            let first = requests.find(|rank| !guaranteed.contains(rank.lease))?;
-            Some((first, shape))
-        });
-        let fitting = heads.filter(|(_, shape)| is_allowed(shape));
-        let (first, _) = fitting.min()?;
+        let head = |shape: &Shape| {
+            let mut of_shape = requests.of_shape(shape).filter(|_| is_allowed(shape));
+            of_shape.find(|rank| !guaranteed.contains(rank.lease))
+        };
+        // There may be many shapes that fit, and many of the tenant.
+        let first = match shapes.len() <= requests.shape_count() {
+            true => shapes.iter().filter_map(head).min(),
+            false => {
+                let own = requests.by_shape().map(|(shape, _)| shape);
+                let fitting = own.filter(|shape| shapes.contains(*shape));
+                fitting.filter_map(head).min()
+            }
+        }?;
         let share = self
             .shares(pool)
             .key(tenant, &guaranteed.with(used, tenant));

@@ -89,11 +89,8 @@ impl Engine {
 
     /// Returns the workers with a stream that have a snapshot store open.
     fn connected_with_store(&self, store: StoreId) -> impl Iterator<Item = WorkerId> {
-        let has_it = move |worker: &WorkerId| {
-            let known = self.pool.get(*worker);
-            self.pool.is_connected(*worker) && known.and_then(Worker::store) == Some(store)
-        };
-        self.pool.ids().filter(has_it)
+        let with_store = self.pool.index().with_store(store);
+        with_store.filter(|worker| self.pool.is_connected(*worker))
     }
 
     /// Returns where the snapshots are of a lease that has all its devices on one worker, if they are

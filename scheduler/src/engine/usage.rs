@@ -51,6 +51,7 @@ impl Engine {
         let mut changed = self.leases.take_changed_tenants();
         if has_pool_changed {
             changed.extend(self.past.tenants().cloned());
+            changed.extend(self.used_by_tenants().keys().cloned());
         }
         if changed.is_empty() {
             return;
@@ -58,7 +59,8 @@ impl Engine {
         let pool = self.pool.amounts();
         for tenant in changed {
             let share = self.used_by(&tenant).dominant_share(&pool);
-            self.past.set_share(&tenant, share, self.now);
+            // It may have devices of workers that drain, which the pool does not offer.
+            self.past.set_share(&tenant, share.min(1.0), self.now);
         }
     }
 

@@ -36,6 +36,7 @@ impl Keys {
         let workers = devices.map(|device_ref| device_ref.worker);
         let workers = workers.chain(named).chain(holders);
         let workers = workers.chain(lease.kept_at.keys().copied());
+        let workers = workers.chain(lease.keepers.keys().copied());
         let is_suspended = lease.is_suspended();
         let waits = match lease.standing {
             Standing::Running => false,

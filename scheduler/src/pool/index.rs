@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tensord_proto::ids::WorkerId;
+use tensord_proto::ids::{StoreId, WorkerId};
 
 use crate::device::DeviceSpec;
 
@@ -118,6 +118,8 @@ pub(super) struct WorkerKeys {
     pub(super) alike: Alike,
     /// The number of parts of leases whose snapshots it keeps.
     pub(super) kept: usize,
+    /// The snapshot store that it has open.
+    pub(super) store: Option<StoreId>,
 }
 
 /// Workers that are alike.
@@ -145,11 +147,12 @@ pub(crate) struct WorkerIndex {
     groups: BTreeMap<Alike, Group>,
     offered: ClassCounts,
     free: ClassCounts,
+    by_store: BTreeMap<StoreId, BTreeSet<WorkerId>>,
     draining: BTreeSet<WorkerId>,
     disconnected: BTreeSet<WorkerId>,
     /// The workers that were new, gone, or had another stream or offer, since these were taken last.
     changed: BTreeSet<WorkerId>,
-    /// Rises with each change.
+    /// Rises with each change other than in what workers keep.
     version: u64,
 }
 
@@ -176,7 +179,15 @@ impl WorkerIndex {
         if before.map(|it| &it.alike) != keys.map(|it| &it.alike) {
             self.version += 1;
         }
-        if let Some(WorkerKeys { alike, kept }) = before {
+        if let Some(WorkerKeys { alike, kept, store }) = before {
+            if let Some(store) = store
+                && let Some(workers) = self.by_store.get_mut(store)
+            {
+                workers.remove(&id);
+                if workers.is_empty() {
+                    self.by_store.remove(store);
+                }
+            }
             self.offered.subtract_all(&alike.offered);
             self.free.subtract_all(&alike.free);
             self.draining.remove(&id);
@@ -189,7 +200,10 @@ impl WorkerIndex {
                 }
             }
         }
-        if let Some(WorkerKeys { alike, kept }) = keys {
+        if let Some(WorkerKeys { alike, kept, store }) = keys {
+            if let Some(store) = store {
+                self.by_store.entry(*store).or_default().insert(id);
+            }
             self.offered.add_all(&alike.offered);
             self.free.add_all(&alike.free);
             if alike.is_draining {
@@ -217,6 +231,11 @@ impl WorkerIndex {
     /// Returns the devices that any lease may get now.
     pub(crate) fn free(&self) -> &ClassCounts {
         &self.free
+    }
+
+    /// Returns the workers that have a snapshot store open.
+    pub(crate) fn with_store(&self, store: StoreId) -> impl Iterator<Item = WorkerId> {
+        self.by_store.get(&store).into_iter().flatten().copied()
     }
 
     /// Returns the workers that get no new leases.

@@ -237,8 +237,11 @@ impl Worker {
             is_connected: self.stream.is_some(),
             is_draining: self.is_draining(),
         };
-        let kept = self.kept;
-        WorkerKeys { alike, kept }
+        WorkerKeys {
+            alike,
+            kept: self.kept,
+            store: self.store(),
+        }
     }
 
     /// Returns whether new leases may get a device now or later.

@@ -49,10 +49,8 @@ pub(super) fn unsatisfiable(
         durability: Durability::Off,
         recover_within: None,
     };
-    let mut pool = crate::Inventory::default();
-    for devices in workers {
-        pool.add(devices.iter());
-    }
+    let devices = workers.iter().copied().flatten();
+    let pool = crate::Inventory::new(workers.len(), devices.map(|device| (device, 1)));
     refused(
         client,
         request,

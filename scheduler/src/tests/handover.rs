@@ -34,6 +34,18 @@ fn holder_that_drains_hands_over_to_another_worker() {
 }
 
 #[test]
+fn a_worker_that_joins_later_takes_the_snapshots_of_a_holder_that_drains() {
+    let joined = [
+        (6, leaving(1), vec![]),
+        (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        // The next one takes over if that is lost.
+        (8, worker_left(2), vec![]),
+        (9, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(joined));
+}
+
+#[test]
 fn lease_ends_if_nobody_could_take_its_snapshots() {
     let gone = EndReason::SnapshotsLost {
         worker: WorkerId(1),

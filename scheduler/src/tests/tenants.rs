@@ -347,3 +347,61 @@ fn what_a_tenant_had_counts() {
         ),
     ]);
 }
+
+/// A lease counts also if the pool offered nothing when it was granted, as after a restart.
+#[test]
+fn a_lease_counts_in_the_past_once_the_pool_offers_devices() {
+    const DAY: u64 = 24 * 3_600_000;
+    let drain = |is_drained| Event::Drain {
+        worker: WorkerId(1),
+        is_drained,
+    };
+    let mut engine = check([
+        (0, join(1, &[cuda(1)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, request(1, 1, 1), vec![granted(1, 1, &[(1, 0, cuda(1))])]),
+        (0, drain(true), vec![]),
+        (0, drain(false), vec![]),
+    ]);
+    engine.handle(tick(), at(DAY));
+    let share = engine.past_shares()["a"];
+    assert!((0.49..=0.5).contains(&share), "{share}");
+}
+
+/// Until it is granted, a request of any kind uses up the guarantees of all kinds.
+#[test]
+fn a_request_is_granted_that_comes_within_the_guarantee_by_a_grant() {
+    let guaranteed = TenantPolicy {
+        guaranteed: kinds(&[("cuda", 1), ("flex", 1)]),
+        ..TenantPolicy::default()
+    };
+    check([
+        (0, join(1, &[cuda(1), flex(1)]), vec![]),
+        (0, set_policy([("b", guaranteed)]), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, attach_of("c", 3), vec![]),
+        (0, attach_of("d", 9), vec![]),
+        (
+            0,
+            request(9, 9, 2),
+            vec![granted(9, 9, &[(1, 0, cuda(1)), (1, 1, flex(1))])],
+        ),
+        (0, request(2, 1, 1), vec![queued(2, 1, 1)]),
+        (0, request_kind(2, 2, 1, "flex", 0), vec![queued(2, 2, 2)]),
+        (
+            0,
+            request_kind(3, 3, 1, "flex", 0),
+            vec![queued(3, 3, 2), queued(2, 2, 3)],
+        ),
+        (0, release(9, 90), vec![end_lease(1, 90)]),
+        (
+            0,
+            released(1, 90),
+            vec![
+                granted(2, 1, &[(1, 0, cuda(1))]),
+                granted(2, 2, &[(1, 1, flex(1))]),
+                queued(3, 3, 1),
+            ],
+        ),
+    ]);
+}
