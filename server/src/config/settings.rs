@@ -65,8 +65,8 @@ pub(crate) struct UpSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
-    /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
-    #[arg(long, value_name = "PERIOD", env = "TENSORD_HALF_LIFE")]
+    /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
+    #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
 }
 
@@ -89,8 +89,8 @@ pub(crate) struct SchedulerSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
-    /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
-    #[arg(long, value_name = "PERIOD", env = "TENSORD_HALF_LIFE")]
+    /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
+    #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
 }
 

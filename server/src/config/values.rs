@@ -33,6 +33,7 @@ macro_rules! from_text {
 
 from_text!(
     MemoryOrZero,
+    Period,
     Devices,
     Filter,
     Host,
@@ -281,14 +282,6 @@ impl FromStr for Seconds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Period(pub(crate) Duration);
-
-impl TryFrom<String> for Period {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
 
 impl FromStr for Period {
     type Err = String;

@@ -41,7 +41,7 @@ impl Admin for Service {
         &self,
         request: Request<CreateTokenRequest>,
     ) -> Result<Response<MadeToken>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let CreateTokenRequest {
             name,
             role,
@@ -72,7 +72,7 @@ impl Admin for Service {
         &self,
         request: Request<ListTokensRequest>,
     ) -> Result<Response<TokenList>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let (tokens, now) = (self.0.registries.access.tokens(), UnixMillis::now());
         let tokens = tokens.iter().map(|token| info_of(token, now)).collect();
         Ok(Response::new(TokenList { tokens }))
@@ -82,7 +82,7 @@ impl Admin for Service {
         &self,
         request: Request<RotateTokenRequest>,
     ) -> Result<Response<MadeToken>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let RotateTokenRequest { name, grace_ms } = request.into_inner();
         let grace = Duration::from_millis(grace_ms);
         let made = self
@@ -96,7 +96,7 @@ impl Admin for Service {
         &self,
         request: Request<RevokeTokenRequest>,
     ) -> Result<Response<Revoked>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let peer = control::peer(&request);
         let RevokeTokenRequest { name, keep_leases } = request.into_inner();
         let revoke = move |access: &Access| access.revoke(&name, keep_leases);
@@ -127,7 +127,7 @@ impl Admin for Service {
         &self,
         request: Request<ListWorkersRequest>,
     ) -> Result<Response<EnrolledWorkers>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let (enrolment, now) = (&self.0.registries.enrolment, UnixMillis::now());
         let registry = enrolment.registry();
         let workers = registry.iter().map(|(name, worker)| {
@@ -155,7 +155,7 @@ impl Admin for Service {
         &self,
         request: Request<RemoveWorkerRequest>,
     ) -> Result<Response<RemovedWorker>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let peer = control::peer(&request);
         let RemoveWorkerRequest { name } = request.into_inner();
         let (enrolment, removing) = (self.0.registries.enrolment.clone(), name.clone());
@@ -175,7 +175,7 @@ impl Admin for Service {
         &self,
         request: Request<DrainWorkerRequest>,
     ) -> Result<Response<DrainedWorker>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let DrainWorkerRequest { name, undo } = request.into_inner();
         let (reply, replied) = oneshot::channel();
         let drain = Input::DrainWorker {
@@ -202,7 +202,7 @@ impl Admin for Service {
         &self,
         request: Request<ListLeasesRequest>,
     ) -> Result<Response<LeaseList>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let (reply, replied) = oneshot::channel();
         self.0.send_to_driver(Input::ListLeases(reply)).await?;
         self.reply(replied).await.map(Response::new)
@@ -212,7 +212,7 @@ impl Admin for Service {
         &self,
         request: Request<ListWaitingRequest>,
     ) -> Result<Response<WaitingList>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let lease = request.into_inner().lease_id.map(LeaseId);
         let (reply, replied) = oneshot::channel();
         self.0
@@ -225,7 +225,7 @@ impl Admin for Service {
         &self,
         request: Request<MoveLeaseRequest>,
     ) -> Result<Response<MovedLease>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let lease = LeaseId(request.into_inner().lease_id);
         let worker = self.change_lease(lease, Input::MoveLease).await?;
         info!(%lease, by = %auth.token, "lease moves to worker {worker}");
@@ -236,7 +236,7 @@ impl Admin for Service {
         &self,
         request: Request<EndLeaseRequest>,
     ) -> Result<Response<EndedLease>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let lease = LeaseId(request.into_inner().lease_id);
         let ended = self.change_lease(lease, Input::EndLease).await?;
         match ended.was_request {
@@ -250,7 +250,7 @@ impl Admin for Service {
         &self,
         request: Request<SetPriorityRequest>,
     ) -> Result<Response<PrioritySet>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let SetPriorityRequest { lease_id, priority } = request.into_inner();
         let lease = LeaseId(lease_id);
         let input = |lease, reply| Input::SetPriority(lease, priority, reply);
@@ -263,7 +263,7 @@ impl Admin for Service {
         &self,
         request: Request<SuspendLeaseRequest>,
     ) -> Result<Response<SuspendedLease>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let lease = LeaseId(request.into_inner().lease_id);
         let suspended = self.change_lease(lease, Input::SuspendLease).await?;
         info!(%lease, by = %auth.token, "lease is suspended");
@@ -275,7 +275,7 @@ impl Admin for Service {
         &self,
         request: Request<ResumeLeaseRequest>,
     ) -> Result<Response<ResumedLease>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let lease = LeaseId(request.into_inner().lease_id);
         let resumed = self.change_lease(lease, Input::ResumeLease).await?;
         info!(%lease, by = %auth.token, "lease is resumed");
@@ -301,7 +301,7 @@ impl Admin for Service {
         &self,
         request: Request<ListTenantsRequest>,
     ) -> Result<Response<TenantList>, Status> {
-        self.0.admit(&[Role::Admin], &request)?;
+        self.0.admit_admin(&request)?;
         let ListTenantsRequest { name } = request.into_inner();
         let name = (!name.is_empty()).then_some(name);
         if let Some(name) = &name {
@@ -316,7 +316,7 @@ impl Admin for Service {
         &self,
         request: Request<RemoveTenantRequest>,
     ) -> Result<Response<RemovedTenant>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let RemoveTenantRequest { name } = request.into_inner();
         if let Some(tenant) = self.tenants(Some(name.clone())).await?.first() {
             let leases = (tenant.leases + tenant.suspended) as usize;
@@ -384,7 +384,7 @@ impl Service {
         what: &'static str,
         change: impl FnOnce(&Tenants, &str, TenantChange) -> Result<(), ChangeError> + Send + 'static,
     ) -> Result<Response<TenantInfo>, Status> {
-        let auth = self.0.admit(&[Role::Admin], &request)?;
+        let auth = self.0.admit_admin(&request)?;
         let (name, parsed) = named_change(request.into_inner());
         let (tenants, changing) = (self.0.registries.tenants.clone(), name.clone());
         self.change_tenants(move || change(&tenants, &changing, parsed))

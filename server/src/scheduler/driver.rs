@@ -19,7 +19,7 @@ mod workers;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -56,7 +56,7 @@ use super::{
     lease_records::LeaseRecords,
     renewals::Renewals,
     stream::OpenStream,
-    tenants::{Plan, Tenants},
+    tenants::Tenants,
 };
 use crate::audit::Audit;
 
@@ -105,8 +105,6 @@ pub(super) struct Driver {
     access: Arc<Access>,
     enrolment: Arc<Enrolment>,
     tenants: Arc<Tenants>,
-    /// The changes of tenants that are being written, as long as they are.
-    tenants_plan: Weak<Plan>,
     audit: Audit,
     records: LeaseRecords,
     renewals: Renewals,
@@ -153,7 +151,6 @@ impl Driver {
             access,
             enrolment,
             tenants,
-            tenants_plan: Weak::new(),
             audit,
             engine,
             records,

@@ -59,15 +59,23 @@ impl Shared {
         roles: &[Role],
         request: &Request<T>,
     ) -> Result<AuthContext, Status> {
-        self.registries
-            .access
-            .check(roles, request.metadata())
-            .map_err(|error| {
-                let peer = control::peer(request);
-                warn!(%peer, "call refused: {error}");
-                self.deny("call refused", roles[0], peer, &error);
-                grpc_status::status(&error)
-            })
+        let checked = self.registries.access.check(roles, request.metadata());
+        checked.map_err(|error| self.refuse(roles[0], request, &error))
+    }
+
+    /// Admits a call of an administrator, whose token must be valid still: such a call begins something new.
+    pub(super) fn admit_admin<T>(&self, request: &Request<T>) -> Result<AuthContext, Status> {
+        let auth = self.admit(&[Role::Admin], request)?;
+        let checked = self.registries.access.check_may_open(&auth);
+        checked.map_err(|error| self.refuse(Role::Admin, request, &error))?;
+        Ok(auth)
+    }
+
+    fn refuse<T>(&self, role: Role, request: &Request<T>, error: &Error) -> Status {
+        let peer = control::peer(request);
+        warn!(%peer, "call refused: {error}");
+        self.deny("call refused", role, peer, error);
+        grpc_status::status(error)
     }
 
     /// Records in the audit log that a peer was refused the role `role`.

@@ -106,9 +106,9 @@ impl Tenants {
         access: &Access,
         declared: DeclaredTenants,
         mode: Mode,
-        decide: impl FnOnce(Proposal) -> Result<(Arc<Plan>, T), ChangeError>,
+        decide: impl FnOnce(Proposal) -> Result<(Plan, T), ChangeError>,
         revoke: impl FnOnce(&[String]) -> Result<(), ChangeError>,
-    ) -> Result<(Arc<Plan>, T), ChangeError> {
+    ) -> Result<(Plan, T), ChangeError> {
         let is_applied = mode != Mode::DryRun;
         let plan = |registry: &mut Registry| {
             let proposal = Proposal {
@@ -125,7 +125,7 @@ impl Tenants {
             }
             Ok(decided)
         };
-        let write = |_: &Registry, (plan, _): &(Arc<Plan>, T)| {
+        let write = |_: &Registry, (plan, _): &(Plan, T)| {
             if !is_applied || plan.changes.is_empty() {
                 return Ok(());
             }

@@ -91,7 +91,7 @@ fn rule(waiting: &Waiting) -> &'static str {
             "it is within its tenant's guarantee, and such requests come first"
         }
         false => {
-            "the tenant that has and had the least, by weight, is next, but a later request that fits does not wait"
+            "the tenant with the least present and past use, by weight, is next; a later request that fits need not wait"
         }
     }
 }
@@ -203,7 +203,7 @@ mod tests {
         let expected = "\
 request 000000000000009b of tenant research (token program) waits for 2 devices of kind cuda with 40.0 GiB each
   waited     1 min 1 s
-  position   2 of 2; the tenant that has and had the least, by weight, is next, but a later request that fits does not wait
+  position   2 of 2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
   tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640.0 GiB; past use 12 %; weight 2
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
              lease 000000000000009c of tenant research (token ci) has 4 devices

@@ -3,7 +3,7 @@
 //! [`Proposal`] has the rules. The plan is made by the driver, which knows the leases,
 //! while no other tenant and no token can be added.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 use tensord_proto::v1::{ApplyTenantsRequest, TenantPlan};
 use tensord_transport::control;
@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::{named_change, refused};
 use crate::scheduler::{
-    access::{AuthContext, ChangeError, Role},
+    access::{AuthContext, ChangeError},
     driver::Input,
     service::Service,
     tenants::{DeclaredTenants, Mode, Plan, Proposal, TenantError},
@@ -32,7 +32,7 @@ impl Service {
         request: Request<ApplyTenantsRequest>,
     ) -> Result<TenantPlan, Status> {
         let caller = Caller {
-            auth: self.0.admit(&[Role::Admin], &request)?,
+            auth: self.0.admit_admin(&request)?,
             peer: control::peer(&request),
         };
         let (declared, mode) = parsed(request.into_inner()).map_err(|e| refused(&e.into()))?;
@@ -72,7 +72,7 @@ impl Service {
     }
 
     /// Has the driver plan a change of tenants.
-    fn decide(&self, proposal: Proposal) -> Result<(Arc<Plan>, TenantPlan), ChangeError> {
+    fn decide(&self, proposal: Proposal) -> Result<(Plan, TenantPlan), ChangeError> {
         let (reply, replied) = oneshot::channel();
         self.send_blocking(Input::PlanTenants(proposal.into(), reply))?;
         let planned = replied.blocking_recv().map_err(|_| ChangeError::Stopping)?;
@@ -82,16 +82,20 @@ impl Service {
     /// Revokes tokens of tenants that are removed, and ends what was opened with them. Returns the number of
     /// clients that were disconnected.
     fn revoke_with_tenants(&self, caller: &Caller, tokens: &[String]) -> Result<u32, ChangeError> {
-        let mut clients = 0;
-        for token in self.0.registries.access.revoke_all(tokens)? {
+        let revoked = self.0.registries.access.revoke_all(tokens)?;
+        for token in &revoked {
             info!(token = token.name, keep_leases = false, "token revoked");
             let reason = format!("by {}, with its tenant", caller.auth.token);
-            self.record_revoked(&token, caller.peer, reason);
+            self.record_revoked(token, caller.peer, reason);
+        }
+        let mut clients = 0;
+        for token in revoked {
             let (reply, replied) = oneshot::channel();
             let token = token.name;
-            self.send_blocking(Input::Revoke { token, reply })?;
-            let revoked = replied.blocking_recv().map_err(|_| ChangeError::Stopping)?;
-            clients += revoked.clients;
+            // A driver that has stopped has ended all streams.
+            if self.send_blocking(Input::Revoke { token, reply }).is_ok() {
+                clients += replied.blocking_recv().map_or(0, |revoked| revoked.clients);
+            }
         }
         Ok(clients)
     }

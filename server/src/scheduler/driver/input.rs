@@ -1,6 +1,6 @@
 //! The inputs to the driver.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use futures::future::BoxFuture;
 use tensord_proto::{
@@ -68,11 +68,10 @@ pub(in crate::scheduler) enum Input {
     /// A request for the tenant of this name, or all, with what they have.
     ListTenants(Option<String>, oneshot::Sender<Vec<TenantInfo>>),
     /// Tenants are to become those of a list. The reply is what changes, or why nothing may change. The caller
-    /// writes the changes to disk, drops the plan, and sends [`Input::TenantsChanged`] then, also if writing
-    /// fails.
+    /// writes the changes to disk, and sends [`Input::TenantsChanged`] then.
     PlanTenants(
         Box<Proposal>,
-        oneshot::Sender<Result<(Arc<Plan>, TenantPlan), TenantError>>,
+        oneshot::Sender<Result<(Plan, TenantPlan), TenantError>>,
     ),
     /// The worker of this name is to be drained, or no longer. The reply is `None` if it is not in
     /// the pool.

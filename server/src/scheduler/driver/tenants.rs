@@ -1,6 +1,6 @@
 //! What administrators see of tenants, and plans of their changes.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use tensord_proto::v1::{
     DeviceCounts, KindCount, PlannedTenant, TenantInfo, TenantLimit, TenantPlan,
@@ -10,7 +10,7 @@ use tensord_scheduler::{Event, TenantName};
 use super::Driver;
 use crate::scheduler::{
     access::UnixMillis,
-    tenants::{Mode, Plan, Proposal, Registry, Tenant, TenantError, Usage},
+    tenants::{Plan, Proposal, Registry, Tenant, TenantError, Usage},
     view,
 };
 
@@ -43,24 +43,22 @@ impl Driver {
             .collect()
     }
 
-    /// Has the engine follow the tenants, unless changes of them are being written: another call comes then.
+    /// Has the engine follow the tenants.
     pub(super) fn on_tenants_changed(&mut self) {
-        if self.tenants_plan.strong_count() == 0 {
-            self.apply(Event::SetPolicy {
-                policy: self.tenants.read().policy(),
-            });
-        }
+        self.apply(Event::SetPolicy {
+            policy: self.tenants.read().policy(),
+        });
     }
 
-    /// Plans that the tenants become those of a list. If the plan is to be carried out, no grant exceeds a
-    /// limit before or after the changes while they are being written, so that what the plan was checked for
-    /// stays true. A request that alone exceeds such a limit is refused, also if writing fails.
+    /// Plans that the tenants become those of a list. While the changes are written, a lease may be granted
+    /// within the limit before; it goes on like others beyond a lowered limit. A tenant that is removed without
+    /// force gets none, as it has no valid token.
     pub(super) fn plan_tenants(
-        &mut self,
+        &self,
         proposal: &Proposal,
-    ) -> Result<(Arc<Plan>, TenantPlan), TenantError> {
+    ) -> Result<(Plan, TenantPlan), TenantError> {
         let holdings = self.holdings();
-        let plan = Arc::new(proposal.plan(&holdings.usage)?);
+        let plan = proposal.plan(&holdings.usage)?;
         let changes = plan.changes.iter().map(|(name, planned)| PlannedTenant {
             before: planned.before.as_ref().map(|it| holdings.info(name, it)),
             after: planned.after.as_ref().map(|it| holdings.info(name, it)),
@@ -74,11 +72,6 @@ impl Driver {
             warnings: warnings.collect(),
             ..TenantPlan::default()
         };
-        if proposal.mode != Mode::DryRun {
-            self.tenants_plan = Arc::downgrade(&plan);
-            let policy = plan.policy_meanwhile(&proposal.current);
-            self.apply(Event::SetPolicy { policy });
-        }
         Ok((plan, reply))
     }
 

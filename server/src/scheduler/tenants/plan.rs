@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tensord_scheduler::{Amounts, Policy, TenantCounts, TenantLimit, TenantName, TenantPolicy};
+use tensord_scheduler::{Amounts, TenantCounts, TenantLimit, TenantName};
 
 use super::registry::{Registry, Tenant, TenantChange, TenantError, listed};
 use crate::{
@@ -205,18 +205,6 @@ impl Plan {
         let tokens = changes.flat_map(|planned| &planned.revoked_tokens);
         tokens.cloned().collect()
     }
-
-    /// Returns what tenants may have until the changes of `current` are on disk: the lower guarantee and
-    /// limit of those before and after. So no grant meanwhile exceeds either.
-    pub(crate) fn policy_meanwhile(&self, current: &Registry) -> Policy {
-        let mut policy = current.policy();
-        for (name, planned) in &self.changes {
-            if let (Some(before), Some(after)) = (&planned.before, &planned.after) {
-                policy.insert(name.as_str().into(), lower(before, after));
-            }
-        }
-        policy
-    }
 }
 
 /// Returns which of the devices that a tenant has are beyond its new limit, in words, where the earlier limit
@@ -256,28 +244,6 @@ fn in_words(counts: TenantCounts) -> Option<String> {
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);
     let words: Vec<_> = counted.map(|(count, what)| plural(count, what)).collect();
     (!words.is_empty()).then(|| words.join(", "))
-}
-
-/// Returns the lower guarantee and limit of two.
-fn lower(before: &Tenant, after: &Tenant) -> TenantPolicy {
-    let guaranteed = before.guaranteed.iter().filter_map(|(kind, count)| {
-        let other = after.guaranteed.get(kind)?;
-        Some((kind.clone(), *count.min(other)))
-    });
-    let mut devices = before.limit.clone();
-    for (kind, max) in &after.limit {
-        let lowest = devices.entry(kind.clone()).or_insert(*max);
-        *lowest = (*lowest).min(*max);
-    }
-    let memory = [before.limit_memory_bytes, after.limit_memory_bytes];
-    TenantPolicy {
-        weight: before.weight,
-        guaranteed: guaranteed.collect(),
-        limit: TenantLimit {
-            devices,
-            memory_bytes: memory.into_iter().flatten().min(),
-        },
-    }
 }
 
 #[cfg(test)]

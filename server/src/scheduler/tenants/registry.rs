@@ -75,7 +75,7 @@ pub(crate) enum TenantError {
     )]
     InUse { name: String, what: String },
     #[error(
-        "the tenants were changed meanwhile; run the command again to see what it would change now"
+        "somebody else has changed the tenants in the meantime, so nothing was applied; run the command with --dry-run to see what it would change now"
     )]
     Outdated,
     #[error("tenant {0:?} is in the list twice")]

@@ -140,7 +140,7 @@ fn apply(
         revision: tenants.read().revision().to_vec(),
         force: true,
     };
-    let decide = |proposal: Proposal| Ok((proposal.plan(&Usage::default())?.into(), ()));
+    let decide = |proposal: Proposal| Ok((proposal.plan(&Usage::default())?, ()));
     let mut revoked = Vec::new();
     let revoke = |tokens: &[String]| {
         revoked = tokens.to_vec();

@@ -1,8 +1,8 @@
 //! Tokens that are created, rotated and revoked while the pool runs.
 
 use tensord_proto::v1::{
-    ChangeTenantRequest, CreateTokenRequest, ListTokensRequest, MadeToken, RevokeTokenRequest,
-    Revoked, RotateTokenRequest, admin_client::AdminClient,
+    ChangeTenantRequest, CreateTokenRequest, ListTenantsRequest, ListTokensRequest, MadeToken,
+    RevokeTokenRequest, Revoked, RotateTokenRequest, admin_client::AdminClient,
 };
 
 use super::*;
@@ -173,6 +173,33 @@ async fn expired_token_opens_nothing_new() {
     let (_, error) = error_of(refused);
     assert!(error.message.contains("has expired"), "{error}");
     error_of(rig.status_with(&token).await);
+}
+
+#[tokio::test]
+async fn an_admin_token_that_has_ended_administers_nothing() {
+    let rig = Rig::start().await;
+    let expired = CreateTokenRequest {
+        name: "expired".into(),
+        role: "admin".into(),
+        tenant: "default".into(),
+        life_ms: Some(0),
+        ..CreateTokenRequest::default()
+    };
+    let expired = with_token(expired, &rig.admin_token);
+    let expired = rig.admin().await.create_token(expired).await.unwrap();
+    let expired = Secret::new(expired.into_inner().token);
+    let kept = rig.create("kept", "admin", "default").await;
+    let revoke = RevokeTokenRequest {
+        name: "kept".into(),
+        keep_leases: true,
+    };
+    let revoke = with_token(revoke, &rig.admin_token);
+    rig.admin().await.revoke_token(revoke).await.unwrap();
+    for token in [expired, kept] {
+        let list = with_token(ListTenantsRequest::default(), &token);
+        let refused = rig.admin().await.list_tenants(list).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated, "{refused}");
+    }
 }
 
 #[tokio::test]

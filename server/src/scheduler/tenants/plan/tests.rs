@@ -312,27 +312,6 @@ fn a_plan_for_other_tenants_is_refused() {
     }
 }
 
-#[test]
-fn until_a_change_is_on_disk_the_lower_limits_hold() {
-    let before = guaranteed(&[("cuda", 4), ("flex", 1)], limit(&[("cuda", 8)], Some(7)));
-    let after = guaranteed(&[("cuda", 6)], limit(&[("cuda", 9), ("flex", 2)], Some(5)));
-    let current = registry(&list(&[("old", before.clone()), ("red", before)]));
-    let declared = list(&[("blue", after.clone()), ("red", after)]);
-    let plan = proposal(&current, declared, Mode::DryRun).plan(&Usage::default());
-    let policy = plan.unwrap().policy_meanwhile(&current);
-    let expected = TenantPolicy {
-        weight: 1,
-        guaranteed: kinds(&[("cuda", 4)]),
-        limit: TenantLimit {
-            devices: kinds(&[("cuda", 8), ("flex", 2)]),
-            memory_bytes: Some(5),
-        },
-    };
-    assert_eq!(policy["red"], expected);
-    assert_eq!(policy["old"], current.policy()["old"]);
-    assert!(!policy.contains_key("blue"));
-}
-
 /// Counts of devices, of which a guarantee is never above the limit.
 fn change() -> impl Strategy<Value = TenantChange> {
     let counts = |range: std::ops::Range<u32>| btree_map("[ab]", range, 0..3);
