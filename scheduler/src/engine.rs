@@ -151,7 +151,7 @@ impl Engine {
                 }
             }
             Event::EndLease { lease } => self.end_by_administrator(lease),
-            Event::SetPriority { lease, priority } => self.queue.set_priority(lease, priority),
+            Event::SetPriority { lease, priority } => self.set_priority(lease, priority),
             Event::SuspendLease { lease, by } => self.suspend(lease, by),
             Event::ResumeLease { lease, by } => self.resume_suspended(lease, by),
             Event::Worker {

@@ -41,7 +41,7 @@ pub use event::{
     HandoverOutcome, HeldDevice, Outages, Registration, StreamId, Suspender, WorkerEvent,
 };
 pub use lease::SuspendedPart;
-pub use options::Options;
+pub use options::{Options, RequestOrder};
 pub use reason::{CannotMove, CannotResume, EndReason, RefuseReason, SnapshotPlaces};
 pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, RecordedStore};
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};

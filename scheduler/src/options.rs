@@ -1,8 +1,26 @@
-//! The operator's settings: timeouts, and bounds on the queue.
+//! The operator's settings: timeouts, bounds on the queue, and the order of its requests.
 
 use std::time::Duration;
 
-/// The engine's timeouts and bounds.
+/// The order in which requests that wait get devices.
+///
+/// Limits of tenants hold in each order. Their guarantees and weights, and the priorities of requests, count
+/// in [`Fair`](Self::Fair) only, so nothing is reclaimed in the other orders, which are there to compare with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RequestOrder {
+    /// Requests within guarantees first, then each time one of the tenant with the smallest share by weight. A
+    /// request that fits does not wait for an earlier one that does not.
+    #[default]
+    Fair,
+    /// By arrival, whichever tenant a request is of. A request that fits does not wait for an earlier one that
+    /// does not.
+    Backfill,
+    /// By arrival, and no request is granted before an earlier one, also if that waits because of the limit of
+    /// its tenant.
+    Fifo,
+}
+
+/// The engine's timeouts and bounds, and the order of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The time after its last heartbeat at which a worker without a stream is lost,
@@ -76,6 +94,15 @@ pub struct Options {
     /// 64: enough for a program that sweeps over settings, and it takes 256 such programs to
     /// fill the queue.
     pub max_waiting_per_client: usize,
+
+    /// The order in which requests that wait get devices.
+    pub order: RequestOrder,
+
+    /// How often clients are sent the positions of their requests if more than 64 wait in the pool. Each time
+    /// costs a pass over all of them.
+    ///
+    /// 1 s: as often as a person looks.
+    pub position_interval: Duration,
 }
 
 impl Default for Options {
@@ -92,6 +119,8 @@ impl Default for Options {
             adoption_window: Duration::from_secs(60),
             max_waiting: 16_384,
             max_waiting_per_client: 64,
+            order: RequestOrder::default(),
+            position_interval: Duration::from_secs(1),
         }
     }
 }

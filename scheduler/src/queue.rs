@@ -157,6 +157,20 @@ impl Queue {
         self.requests.get(&lease)
     }
 
+    /// Returns the leases that the requests would become, in the order of their arrival.
+    pub(crate) fn in_order_of_arrival(&self) -> Vec<LeaseId> {
+        let numbered = self.iter().map(|it| (it.number, it.lease));
+        let numbered: BTreeSet<_> = numbered.collect();
+        numbered.into_iter().map(|(_, lease)| lease).collect()
+    }
+
+    /// Returns the lease that the earliest request would become, if all have the same priority.
+    pub(crate) fn first(&self) -> Option<LeaseId> {
+        let shapes = self.by_tenant.values().flat_map(TenantRequests::by_shape);
+        let heads = shapes.filter_map(|(_, ranks)| ranks.first());
+        heads.min().map(|rank| rank.lease)
+    }
+
     /// Returns the requests by tenant and shape.
     pub(crate) fn by_tenant(&self) -> &Requests {
         &self.by_tenant

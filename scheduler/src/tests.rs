@@ -41,8 +41,8 @@ use crate::{
     Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
     Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
     HeldDevice, LeasedDevice, Options, Outages, Peer, Policy, RefuseReason, Registration,
-    SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName, TenantPolicy, Timestamp, Waiter,
-    WorkerEvent,
+    RequestOrder, SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName, TenantPolicy,
+    Timestamp, Waiter, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.

@@ -8,6 +8,7 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use crate::command::Command;
 use crate::device::{Demand, DeviceSpec, Shape};
+use crate::options::RequestOrder;
 use crate::pool::Feasibility;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
@@ -16,7 +17,8 @@ use crate::tenants::{
 };
 use crate::time::Timestamp;
 
-/// If more requests wait than these, their positions are reported every [`POSITION_INTERVAL`] only.
+/// If more requests wait than these, their positions are reported every
+/// [`Options::position_interval`](crate::Options::position_interval) only.
 const MAX_REPORTED_AT_ONCE: usize = 64;
 
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
@@ -25,9 +27,6 @@ const RANK_INTERVAL: Duration = Duration::from_secs(10);
 /// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
 /// and the lease that the request would become.
 type Next = (u64, u64, TenantName, LeaseId);
-
-/// How often positions are reported if many requests wait.
-const POSITION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A tenant may have this many times as many requests in the queue as there is room for more. So a single
 /// tenant can use three quarters of the queue, and however many tenants there are, a new one finds room
@@ -38,7 +37,11 @@ const QUEUE_FACTOR: usize = 3;
 impl Engine {
     /// Grants, refuses or queues the request. A repeated request that is already queued
     /// changes nothing.
-    pub(super) fn request(&mut self, queued: QueuedRequest) {
+    pub(super) fn request(&mut self, mut queued: QueuedRequest) {
+        let order = self.options.order;
+        if order != RequestOrder::Fair {
+            queued.priority = 0;
+        }
         let (client, request) = (queued.client, queued.request);
         if self.queue.contains(client, request) {
             return;
@@ -46,8 +49,13 @@ impl Engine {
         if queued.demand.devices == 0 {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
-        // Those that wait would not fit, so this one need not be behind them.
-        let Some(waiting) = self.try_decide(queued) else {
+        // Those that wait would not fit, so this one need not be behind them unless the order demands it.
+        let is_behind = order == RequestOrder::Fifo && !self.queue.is_empty();
+        let undecided = match is_behind {
+            true => Some(queued),
+            false => self.try_decide(queued),
+        };
+        let Some(waiting) = undecided else {
             return;
         };
         let max = self.options.max_waiting_per_client;
@@ -64,6 +72,13 @@ impl Engine {
             return self.refuse(client, request, reason);
         }
         self.queue.push(waiting);
+    }
+
+    /// Changes the priority of a request that waits, if priorities count.
+    pub(super) fn set_priority(&mut self, lease: LeaseId, priority: i32) {
+        if self.options.order == RequestOrder::Fair {
+            self.queue.set_priority(lease, priority);
+        }
     }
 
     /// Ends a lease, or refuses a request that waits.
@@ -119,7 +134,7 @@ impl Engine {
         let is_short = self.queue.len() <= MAX_REPORTED_AT_ONCE;
         let at = match is_short {
             true => self.now,
-            false => self.positions_reported_at + POSITION_INTERVAL,
+            false => self.positions_reported_at + self.options.position_interval,
         };
         let is_waiting = self.positions_changed && !self.queue.is_empty();
         is_waiting.then_some(at)
@@ -127,6 +142,9 @@ impl Engine {
 
     /// Returns the requests that wait, in the order in which they get devices if there are enough for each.
     pub(super) fn queue_order(&self) -> Vec<LeaseId> {
+        if self.options.order != RequestOrder::Fair {
+            return self.queue.in_order_of_arrival();
+        }
         let (used, pool) = (self.used_by_tenants(), self.pool.amounts());
         let (requests, guaranteed) = (self.queue.by_tenant(), self.queue.guaranteed());
         let shares = self.shares(&pool);
@@ -152,8 +170,10 @@ impl Engine {
     fn find_guaranteed(&mut self) {
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
         let mut tenants = self.policy.iter();
-        let is_needed = tenants
-            .any(|(tenant, policy)| !policy.guaranteed.is_empty() && requests.contains_key(tenant));
+        let is_needed = self.options.order == RequestOrder::Fair
+            && tenants.any(|(tenant, policy)| {
+                !policy.guaranteed.is_empty() && requests.contains_key(tenant)
+            });
         let guaranteed = match is_needed {
             true => guaranteed(&self.policy, used, &self.kinds(), requests),
             false => Guaranteed::default(),
@@ -173,7 +193,10 @@ impl Engine {
     fn decide_all(&mut self) {
         self.refuse_impossible();
         self.grant_guaranteed();
-        self.grant_by_share();
+        match self.options.order {
+            RequestOrder::Fair | RequestOrder::Backfill => self.grant_fitting(),
+            RequestOrder::Fifo => while self.queue.first().is_some_and(|it| self.try_grant(it)) {},
+        }
         self.find_guaranteed();
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
@@ -196,8 +219,9 @@ impl Engine {
     }
 
     /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
-    /// has the smallest share of those with a request that fits.
-    fn grant_by_share(&mut self) {
+    /// has the smallest share of those with a request that fits, or of the one with the earliest such request
+    /// if the order is by arrival.
+    fn grant_fitting(&mut self) {
         let pool = self.pool.amounts();
         let mut fitting: BTreeSet<_> = self.queue.shapes().cloned().collect();
         fitting.retain(|shape| self.has_free(shape));
@@ -262,9 +286,12 @@ impl Engine {
                 fitting.filter_map(head).min()
             }
         }?;
-        let share = self
-            .shares(pool)
-            .key(tenant, &guaranteed.with(used, tenant));
+        let share = match self.options.order {
+            RequestOrder::Fair => self
+                .shares(pool)
+                .key(tenant, &guaranteed.with(used, tenant)),
+            RequestOrder::Backfill | RequestOrder::Fifo => 0,
+        };
         Some((share, first.number, tenant.clone(), first.lease))
     }
 

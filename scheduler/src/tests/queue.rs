@@ -1,6 +1,6 @@
 //! The queue: which requests wait, in which order, and how many may.
 
-use super::tenants::attach_of;
+use super::tenants::{attach_of, kinds, request_kind, set_policy};
 use super::*;
 
 /// One worker with two devices, which client 8 has leased one by one.
@@ -232,4 +232,111 @@ fn limits_apply_only_to_queued_requests() {
             (0, request(9, 4, 1), vec![granted(9, 4, &[(1, 0, flex(1))])]),
         ]),
     );
+}
+
+/// Asserts the commands in an order other than the default one, in a pool with two devices, of which client 8
+/// of tenant a has one and client 9 of tenant b has the other. Both tenants are guaranteed both devices, and b
+/// has the smaller share by weight.
+#[track_caller]
+fn check_order(order: RequestOrder, steps: impl IntoIterator<Item = Step>) {
+    let options = Options {
+        order,
+        ..Options::default()
+    };
+    let policy = |weight| TenantPolicy {
+        weight,
+        guaranteed: kinds(&[("flex", 2)]),
+        ..TenantPolicy::default()
+    };
+    let before = [
+        (0, set_policy([("a", policy(1)), ("b", policy(9))]), vec![]),
+        (0, join(1, &[flex(1), flex(1)]), vec![]),
+        (0, attach_of("a", 8), vec![]),
+        (0, attach_of("b", 9), vec![]),
+        (0, request(8, 1, 1), vec![granted(8, 1, &[(1, 0, flex(1))])]),
+        (0, request(9, 2, 1), vec![granted(9, 2, &[(1, 1, flex(1))])]),
+    ];
+    check_with(options, before.into_iter().chain(steps));
+}
+
+#[test]
+fn in_order_of_arrival_shares_guarantees_and_priorities_do_not_count() {
+    for order in [RequestOrder::Backfill, RequestOrder::Fifo] {
+        let steps = [
+            (0, request(8, 3, 1), vec![queued(8, 3, 1)]),
+            (0, request_kind(9, 4, 1, "flex", 5), vec![queued(9, 4, 2)]),
+            (0, request(8, 5, 1), vec![queued(8, 5, 3)]),
+            (
+                0,
+                Event::SetPriority {
+                    lease: LeaseId(50),
+                    priority: 9,
+                },
+                vec![],
+            ),
+            (0, release(8, 10), vec![end_lease(1, 10)]),
+            (
+                0,
+                released(1, 10),
+                vec![
+                    granted(8, 3, &[(1, 0, flex(1))]),
+                    queued(9, 4, 1),
+                    queued(8, 5, 2),
+                ],
+            ),
+            (0, release(9, 20), vec![end_lease(1, 20)]),
+            (
+                0,
+                released(1, 20),
+                vec![granted(9, 4, &[(1, 1, flex(1))]), queued(8, 5, 1)],
+            ),
+        ];
+        check_order(order, steps);
+    }
+}
+
+#[test]
+fn with_backfill_a_later_request_that_fits_does_not_wait() {
+    let steps = [
+        (0, request(8, 3, 2), vec![queued(8, 3, 1)]),
+        (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
+        (0, release(8, 10), vec![end_lease(1, 10)]),
+        (0, released(1, 10), vec![granted(9, 4, &[(1, 0, flex(1))])]),
+        (0, release(9, 20), vec![end_lease(1, 20)]),
+        (0, released(1, 20), vec![]),
+        (0, request(9, 5, 1), vec![granted(9, 5, &[(1, 1, flex(1))])]),
+    ];
+    check_order(RequestOrder::Backfill, steps);
+}
+
+#[test]
+fn in_fifo_order_nothing_is_granted_before_an_earlier_request() {
+    let steps = [
+        (0, request(8, 3, 2), vec![queued(8, 3, 1)]),
+        (0, request(9, 4, 1), vec![queued(9, 4, 2)]),
+        (0, release(8, 10), vec![end_lease(1, 10)]),
+        (0, released(1, 10), vec![]),
+        // It would fit.
+        (0, request(9, 5, 1), vec![queued(9, 5, 3)]),
+        (
+            0,
+            cancel(8, 3),
+            vec![
+                refused(8, 3, RefuseReason::Cancelled),
+                granted(9, 4, &[(1, 0, flex(1))]),
+                queued(9, 5, 1),
+            ],
+        ),
+    ];
+    check_order(RequestOrder::Fifo, steps);
+}
+
+#[test]
+fn in_fifo_order_a_request_that_can_never_be_granted_does_not_wait() {
+    let pool: &[&[_]] = &[&[flex(1), flex(1)]];
+    let steps = [
+        (0, request(8, 3, 2), vec![queued(8, 3, 1)]),
+        (0, request(9, 4, 3), vec![unsatisfiable(9, 4, 3, pool)]),
+    ];
+    check_order(RequestOrder::Fifo, steps);
 }
