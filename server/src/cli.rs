@@ -4,6 +4,7 @@
 //! environment and the configuration file.
 
 mod admin;
+mod simulate;
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -14,6 +15,7 @@ use self::admin::lease_id;
 pub(crate) use self::admin::{
     ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand,
 };
+pub(crate) use self::simulate::{Order, SimulateArgs, SimulateCommand};
 #[cfg(feature = "demo")]
 use crate::config::settings::DemoSettings;
 use crate::config::{
@@ -257,6 +259,25 @@ Examples, on the scheduler's host:
         #[command(subcommand)]
         command: TokenCommand,
     },
+    /// Run the scheduler under a virtual clock over a trace of jobs, and show how well it does
+    #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    #[command(after_help = "\
+Examples:
+  tensord simulate generate greedy --jobs 5000 --devices 64 > jobs.csv
+  tensord simulate jobs.csv --pool 8x8:cuda:80GiB
+  tensord simulate jobs.csv --pool 8x8:cuda:80GiB --policy pool.toml --svg timeline.svg
+  tensord simulate jobs.csv --pool 8x8:cuda:80GiB --order fair,backfill,fifo --json
+
+A trace has a header and one line for each job, in the order of their arrival:
+  arrival,tenant,user,devices,kind,share,memory,duration,priority
+  0,research,ada,2,cuda,,40GiB,3600,
+Times are in seconds. Kind, share, memory and priority may be empty, and so may user.")]
+    Simulate {
+        #[command(subcommand)]
+        command: Option<SimulateCommand>,
+        #[command(flatten)]
+        args: SimulateArgs,
+    },
     /// Train a network on handwritten digits, to demonstrate a pool
     #[cfg(feature = "demo")]
     #[command(after_help = "\
@@ -366,7 +387,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, apply, token{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, apply, token, simulate{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

@@ -12,6 +12,7 @@ pub(crate) mod gateway;
 mod leases;
 mod queue;
 mod scheduler;
+mod simulate;
 mod status;
 mod tenants;
 mod token;
@@ -35,6 +36,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Status(config) => status::run(config).await,
         Config::Tenants(config) => tenants::run(config).await,
         Config::Apply(config) => apply::run(config).await,
+        Config::Simulate(config) => simulate::run(config).await,
         Config::Token(config) => token::run(config).await,
         #[cfg(feature = "demo")]
         Config::Demo(config) => demo::run(config).await,

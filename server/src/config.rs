@@ -25,7 +25,7 @@ use tensord_transport::{PoolUrl, Secret};
 use tensord_worker::{DeviceSelection, StoreLocation};
 
 use self::values::{DeviceLimit, Filter, Kinds};
-use crate::audit;
+use crate::{audit, simulate};
 
 pub(crate) use environment::Environment;
 pub(crate) use error::ConfigError;
@@ -58,6 +58,8 @@ pub(crate) enum Config {
     Apply(ApplyConfig),
     /// `tensord token`.
     Token(TokenConfig),
+    /// `tensord simulate`.
+    Simulate(SimulateConfig),
     /// `tensord devices`.
     Devices(DevicesConfig),
     /// `tensord demo`.
@@ -387,6 +389,36 @@ pub(crate) enum TokenAction {
         /// Whether leases opened with the token go on until they end by themselves.
         keep_leases: bool,
     },
+}
+
+/// A simulation, or a trace for one.
+#[derive(Debug)]
+pub(crate) enum SimulateConfig {
+    /// Run a trace.
+    Run(SimulationConfig),
+    /// Print a synthetic trace.
+    Generate(simulate::generator::Recipe),
+}
+
+/// The settings of a simulation.
+#[derive(Debug)]
+pub(crate) struct SimulationConfig {
+    /// The file with the trace.
+    pub(crate) trace: PathBuf,
+    /// The workers.
+    pub(crate) pool: simulate::pool_spec::PoolSpec,
+    /// The tenants; one that is not among them has weight 1.
+    pub(crate) policy: tensord_scheduler::Policy,
+    /// The orders of requests to compare.
+    pub(crate) orders: Vec<tensord_scheduler::RequestOrder>,
+    /// What tenants had so long ago counts half as much as what they have now.
+    pub(crate) half_life: Duration,
+    /// How long it takes from the end of a job until its devices are free.
+    pub(crate) release: Duration,
+    /// The file for the picture.
+    pub(crate) svg: Option<PathBuf>,
+    /// Whether to print JSON instead of tables.
+    pub(crate) json: bool,
 }
 
 /// The settings of `tensord devices`.

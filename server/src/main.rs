@@ -5,6 +5,7 @@
 //!                     │  ├───► worker      (tensord_worker)
 //!                     │  ├───► gateway     (tensord_client)
 //!                     │  ├───► demo        (trains, with Burn's own stack)
+//!                     │  ├───► simulate    (tensord_scheduler, under a virtual clock)
 //!                     │  ├───► status
 //!                     │  └───► devices     (tensord_worker)
 //!                     └──────► state, local: the secrets, and the pool that uses them
@@ -33,6 +34,7 @@ mod logging;
 mod rate;
 mod scheduler;
 mod shutdown;
+mod simulate;
 mod state;
 mod status;
 mod stdout;

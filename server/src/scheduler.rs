@@ -49,7 +49,7 @@ pub(crate) use self::{
     enrolment::Enrolment,
     lease_records::LeaseRecords,
     past_use::PastUseFile,
-    tenants::{RedbTenants, Tenants},
+    tenants::{RedbTenants, TenantChange, TenantError, Tenants, policy_of},
 };
 use crate::{audit::Audit, config::MAX_POOL_FILE_BYTES, state::PoolSecrets};
 

@@ -5,6 +5,7 @@ use std::{io, path::PathBuf};
 use tensord_transport::url::UrlError;
 
 use super::pool_file::MAX_POOL_FILE_BYTES;
+use crate::scheduler::TenantError;
 
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,32 @@ pub(crate) enum ConfigError {
     PoolFileTooLarge {
         /// The file.
         path: PathBuf,
+    },
+    /// The trace of `tensord simulate` cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    TraceUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The trace of `tensord simulate` is too large.
+    #[error("{} has more than {most_bytes} bytes, which is the limit for a trace", path.display())]
+    TraceTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        most_bytes: u64,
+    },
+    /// The tenants for `tensord simulate` break a rule.
+    #[error("{}: tenant {tenant}: {source}", path.display())]
+    Tenant {
+        /// The file.
+        path: PathBuf,
+        /// The tenant.
+        tenant: String,
+        /// The rule.
+        source: TenantError,
     },
     /// A setting that has no default is missing.
     #[error("{0}")]

@@ -1,12 +1,13 @@
 //! Merges the layers of settings and fills in the defaults.
 //!
-//! Pure except for the reads of two files, if they are named: that with the pool URL, and that of
-//! `tensord apply`.
+//! Pure except for the reads of three files, if they are named: that with the pool URL, and those with tenants
+//! of `tensord apply` and `tensord simulate`.
 
 mod admin;
 #[cfg(feature = "demo")]
 mod demo;
 mod pool_url;
+mod simulate;
 mod state_files;
 
 use std::{
@@ -133,6 +134,14 @@ pub(crate) fn resolve(
         Command::Tenant { command } => Config::Tenants(layers.tenants(command)?),
         Command::Apply { args } => Config::Apply(layers.apply(args)?),
         Command::Token { command } => Config::Token(layers.token(command)?),
+        Command::Simulate {
+            command: Some(command),
+            ..
+        } => Config::Simulate(simulate::generate(command)),
+        Command::Simulate {
+            command: None,
+            args,
+        } => Config::Simulate(simulate::run(args)?),
         Command::Devices { json } => Config::Devices(DevicesConfig { json }),
         #[cfg(feature = "demo")]
         Command::Demo { settings, url } => Config::Demo(layers.demo(settings, url)?),

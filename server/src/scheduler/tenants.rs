@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) use self::{
     plan::{DeclaredTenants, Mode, Plan, Proposal, Usage},
-    registry::{Registry, Tenant, TenantChange, TenantError},
+    registry::{Registry, Tenant, TenantChange, TenantError, policy_of},
     store::{RedbTenants, TenantStore},
 };
 use super::access::{Access, ChangeError, TokenState, UnixMillis};

@@ -1,6 +1,7 @@
 //! Tests of the binary as users run it: its output and exit codes.
 
 mod apply;
+mod simulate;
 mod tokens;
 mod workers;
 

@@ -310,6 +310,22 @@ impl Tenant {
     }
 }
 
+/// Returns the policy of a pool that has these tenants alone.
+///
+/// # Errors
+///
+/// The name of the first tenant that breaks a rule, and the rule.
+pub(crate) fn policy_of(
+    tenants: impl IntoIterator<Item = (String, TenantChange)>,
+) -> Result<Policy, (String, TenantError)> {
+    let mut registry = Registry::default();
+    for (name, change) in tenants {
+        let added = registry.add(&name, change, UnixMillis(0));
+        added.map(drop).map_err(|error| (name, error))?;
+    }
+    Ok(registry.policy())
+}
+
 fn check_kinds(kinds: &BTreeMap<String, u32>) -> Result<(), TenantError> {
     let count = kinds.len();
     if count > MAX_KINDS {

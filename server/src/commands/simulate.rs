@@ -1,0 +1,152 @@
+//! `tensord simulate`: runs the scheduler's engine over a trace, and prints how well it does.
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Read, Write},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tensord_scheduler::RequestOrder;
+
+use crate::{
+    config::{ConfigError, SimulateConfig, SimulationConfig},
+    failure::Failure,
+    human,
+    simulate::{
+        Outcome, Setup, generator, report, run as simulate, timeline,
+        trace::{self, Job},
+    },
+    stdout,
+};
+
+/// The largest trace, in bytes: 256 for each of as many jobs as a trace may have.
+const MAX_TRACE_BYTES: u64 = 256 * trace::MAX_JOBS as u64;
+
+/// After so much time, the progress is shown.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// How often the progress is shown.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Width of the bar of the progress, in characters.
+const BAR_WIDTH: usize = 30;
+
+/// Runs the simulation, or prints a trace.
+pub(super) async fn run(config: SimulateConfig) -> Result<(), Failure> {
+    let work = tokio::task::spawn_blocking(move || execute(config));
+    let done = work.await.map_err(io::Error::other);
+    done.map_err(Failure::system("run the simulation"))?
+}
+
+fn execute(config: SimulateConfig) -> Result<(), Failure> {
+    let config = match config {
+        SimulateConfig::Generate(recipe) => {
+            return stdout::print(&trace::print(&generator::generate(&recipe)));
+        }
+        SimulateConfig::Run(config) => config,
+    };
+    let SimulationConfig { pool, policy, .. } = &config;
+    let jobs = read(&config.trace)?;
+    let outcomes = config.orders.iter().map(|&order| {
+        let setup = Setup {
+            jobs: &jobs,
+            pool,
+            policy,
+            order,
+            half_life: config.half_life,
+            release_ms: config.release.as_millis() as u64,
+        };
+        let mut progress = Progress::new(order, jobs.len());
+        simulate(&setup, &mut |over| progress.show(over))
+    });
+    let outcomes: Vec<Outcome> = outcomes.collect();
+    if let Some(path) = &config.svg {
+        let written = fs::write(path, timeline::svg(&outcomes));
+        written.map_err(Failure::system("write the file of --svg"))?;
+    }
+    let workers = pool.worker_count();
+    stdout::print(&match config.json {
+        true => stdout::json(&report::json(&outcomes, workers)),
+        false => report::text(&outcomes, workers),
+    })
+}
+
+/// Reads the trace at `path`.
+///
+/// # Errors
+///
+/// If the file cannot be read, is larger than [`MAX_TRACE_BYTES`], or breaks a rule; the error names the line,
+/// the column and the rule.
+fn read(path: &Path) -> Result<Vec<Job>, ConfigError> {
+    let unreadable = |source: io::Error| ConfigError::TraceUnreadable {
+        path: path.into(),
+        source,
+    };
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(unreadable)?;
+    let mut bounded = file.take(MAX_TRACE_BYTES + 1);
+    bounded.read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_TRACE_BYTES {
+        return Err(ConfigError::TraceTooLarge {
+            path: path.into(),
+            most_bytes: MAX_TRACE_BYTES,
+        });
+    }
+    let text = String::from_utf8(bytes).map_err(|e| unreadable(io::Error::other(e)))?;
+    trace::parse(&text).map_err(|error| ConfigError::File {
+        path: path.into(),
+        line: error.line,
+        problem: error.problem,
+    })
+}
+
+/// A bar on stderr that shows how far a simulation is, if it takes long and stderr is a terminal.
+struct Progress {
+    order: RequestOrder,
+    jobs: usize,
+    started: Instant,
+    shown: Option<Instant>,
+    is_terminal: bool,
+}
+
+impl Progress {
+    fn new(order: RequestOrder, jobs: usize) -> Self {
+        Self {
+            order,
+            jobs,
+            started: Instant::now(),
+            shown: None,
+            is_terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    /// Shows that so many jobs have ended.
+    fn show(&mut self, over: usize) {
+        let is_due = match self.shown {
+            Some(shown) => shown.elapsed() >= INTERVAL,
+            None => self.started.elapsed() >= QUIET,
+        };
+        if !self.is_terminal || !is_due {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let order = report::order_name(self.order);
+        let bar = "#".repeat(BAR_WIDTH * over / self.jobs.max(1));
+        let (over, jobs) = (human::count(over as u64), human::plural(self.jobs, "job"));
+        // Nobody may see it, which is no reason to stop.
+        let _ = write!(
+            io::stderr(),
+            "\r{order:8} [{bar:BAR_WIDTH$}] {over} of {jobs}"
+        );
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown.is_some() {
+            // Erases the line.
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

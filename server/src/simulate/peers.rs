@@ -1,0 +1,343 @@
+//! The workers and programs of a simulated pool, around the engine.
+//!
+//! Each job is the program of a client of its own, with one durable lease. A worker has the snapshots of its
+//! leases as soon as they run, and so has each keeper. When an ended lease has left its devices, the run loop
+//! reports it, as that takes time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+};
+
+use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
+use tensord_scheduler::{
+    ClientEvent, Command, Demand, DeviceSpec, Durability, Endpoint, Engine, Event, HandedOver,
+    HandoverOutcome, LeasedDevice, Options, Policy, Registration, RequestOrder, StreamId,
+    Timestamp, WorkerEvent,
+};
+
+use super::trace::Job;
+
+/// What happens to a job, by its position in the trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// It has its devices, for the first time or again.
+    Runs(usize),
+    /// It has no devices and goes on later.
+    Suspended(usize),
+    /// It gets no devices, for this reason.
+    Refused(usize, String),
+    /// It has ended before its time, for this reason.
+    Lost(usize, String),
+}
+
+/// A lease that a worker is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ending {
+    pub(super) worker: WorkerId,
+    pub(super) lease: LeaseId,
+}
+
+/// The engine and its peers.
+pub(super) struct Peers {
+    engine: Engine,
+    now: Timestamp,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// Whether leases can be suspended, so that workers must report their snapshots.
+    reports_snapshots: bool,
+    /// The workers whose reports have changed.
+    to_report: BTreeSet<WorkerId>,
+    events: VecDeque<Event>,
+    notices: Vec<Notice>,
+    endings: Vec<Ending>,
+}
+
+/// What a worker knows.
+struct Worker {
+    /// The lease that each device has, until the device is released.
+    holders: Vec<Option<LeaseId>>,
+    /// The leases that run.
+    leases: BTreeMap<LeaseId, bool>,
+    /// The keeper of each part of these.
+    keepers: BTreeMap<PartId, WorkerId>,
+    /// The handovers since the last report.
+    handed_over: Vec<HandedOver>,
+}
+
+impl Peers {
+    /// Creates a pool of workers with these devices at the time `start_ms`, without leases.
+    pub(super) fn new(
+        options: Options,
+        policy: Policy,
+        workers: impl Iterator<Item = Vec<DeviceSpec>>,
+        start_ms: u64,
+    ) -> Self {
+        let now = Timestamp::from_millis(start_ms);
+        let has_guarantees = policy.values().any(|it| !it.guaranteed.is_empty());
+        let mut peers = Self {
+            reports_snapshots: has_guarantees && options.order == RequestOrder::Fair,
+            engine: Engine::new(options, 1, now),
+            now,
+            workers: BTreeMap::new(),
+            to_report: BTreeSet::new(),
+            events: VecDeque::from([Event::SetPolicy { policy }]),
+            notices: Vec::new(),
+            endings: Vec::new(),
+        };
+        for (number, devices) in (1..).zip(workers) {
+            peers.join(number, devices);
+        }
+        peers.settle();
+        peers
+    }
+
+    /// Moves the clock forward.
+    pub(super) fn set_now(&mut self, now_ms: u64) {
+        self.now = Timestamp::from_millis(now_ms);
+    }
+
+    /// Returns when the engine must be called at the latest, in milliseconds.
+    pub(super) fn deadline_ms(&self) -> Option<u64> {
+        let deadline = self.engine.next_deadline();
+        let deadline = deadline.map(Timestamp::as_millis);
+        deadline.filter(|&at| at < u64::MAX)
+    }
+
+    /// Calls the engine at its deadline.
+    pub(super) fn tick(&mut self) {
+        self.events.push_back(Event::Tick);
+        self.settle();
+    }
+
+    /// Has the program of a job request devices.
+    pub(super) fn request(&mut self, number: usize, job: &Job) {
+        let attach = ClientEvent::Attach {
+            tenant: job.tenant.as_str().into(),
+            claims: Vec::new(),
+        };
+        self.client_event(number, attach);
+        let request = ClientEvent::Request {
+            request: RequestId(1),
+            demand: Demand {
+                devices: job.devices,
+                kind: job.kind.clone(),
+                memory_bytes: job.memory_bytes,
+                durability: Durability::Auto,
+                recover_within: None,
+            },
+            priority: job.priority,
+            lease: lease_of(number),
+        };
+        self.client_event(number, request);
+        self.settle();
+    }
+
+    /// Has the program of a job release its devices and end.
+    pub(super) fn finish(&mut self, number: usize) {
+        let lease = lease_of(number);
+        self.client_event(number, ClientEvent::Release { lease });
+        self.client_event(number, ClientEvent::Disconnected);
+        self.settle();
+    }
+
+    /// Has a worker report that a lease has left its devices.
+    pub(super) fn release(&mut self, Ending { worker, lease }: Ending) {
+        if let Some(known) = self.workers.get_mut(&worker) {
+            for holder in &mut known.holders {
+                *holder = holder.filter(|holder| *holder != lease);
+            }
+        }
+        let busy = BTreeSet::new();
+        self.worker_event(worker, WorkerEvent::Released { lease, busy });
+        self.settle();
+    }
+
+    /// Returns what has happened to jobs since the last call, in order.
+    pub(super) fn take_notices(&mut self) -> Vec<Notice> {
+        mem::take(&mut self.notices)
+    }
+
+    /// Returns the leases that workers began to end since the last call.
+    pub(super) fn take_endings(&mut self) -> Vec<Ending> {
+        mem::take(&mut self.endings)
+    }
+
+    fn join(&mut self, number: u64, devices: Vec<DeviceSpec>) {
+        let worker = Worker {
+            holders: vec![None; devices.len()],
+            leases: BTreeMap::new(),
+            keepers: BTreeMap::new(),
+            handed_over: Vec::new(),
+        };
+        self.workers.insert(WorkerId(number), worker);
+        let registration = Registration {
+            endpoint: Endpoint {
+                name: format!("worker-{number}"),
+                address: format!("worker-{number}:1"),
+                certificate_sha256: [0; 32],
+            },
+            devices,
+            store: None,
+        };
+        let join = WorkerEvent::Join {
+            registration,
+            held: Vec::new(),
+            ended: Vec::new(),
+            suspended: Vec::new(),
+            out_of_service: BTreeMap::new(),
+            leaving: false,
+        };
+        self.worker_event(WorkerId(number), join);
+    }
+
+    fn worker_event(&mut self, worker: WorkerId, event: WorkerEvent) {
+        let stream = StreamId(worker.0);
+        self.events.push_back(Event::Worker {
+            worker,
+            stream,
+            event,
+        });
+    }
+
+    fn client_event(&mut self, number: usize, event: ClientEvent) {
+        let client = ClientId(number as u64 + 1);
+        self.events.push_back(Event::Client {
+            client,
+            stream: StreamId(client.0),
+            event,
+        });
+    }
+
+    /// Has the engine handle the events, and those that follow from them.
+    fn settle(&mut self) {
+        loop {
+            while let Some(event) = self.events.pop_front() {
+                for command in self.engine.handle(event, self.now) {
+                    self.carry_out(command);
+                }
+                // Nobody restarts the scheduler.
+                drop(self.engine.take_record_changes());
+            }
+            let Some(worker) = self.to_report.pop_first() else {
+                return;
+            };
+            self.report_snapshots(worker);
+        }
+    }
+
+    /// Does what the peers do on a command.
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Granted {
+                client, devices, ..
+            }
+            | Command::Moved {
+                client, devices, ..
+            } => self.start(number_of(client), &devices),
+            Command::Suspended { client, .. } => {
+                self.notices.push(Notice::Suspended(number_of(client)));
+            }
+            Command::Refused { client, reason, .. } => {
+                let number = number_of(client);
+                self.notices
+                    .push(Notice::Refused(number, reason.to_string()));
+                self.client_event(number, ClientEvent::Disconnected);
+            }
+            Command::LeaseEnded { client, reason, .. } => {
+                let number = number_of(client);
+                self.notices.push(Notice::Lost(number, reason.to_string()));
+                self.client_event(number, ClientEvent::Disconnected);
+            }
+            Command::KeepSnapshots {
+                part,
+                source,
+                keeper,
+                handover,
+            } => self.keep(part, source.worker, keeper.worker, handover),
+            Command::EndLease { worker, lease, .. } => {
+                if let Some(known) = self.workers.get_mut(&worker) {
+                    known.leases.remove(&lease);
+                    known.keepers.retain(|part, _| part.lease != lease);
+                }
+                self.endings.push(Ending { worker, lease });
+            }
+            // Nobody looks at positions, and what is held of snapshots takes no room.
+            _ => {}
+        }
+    }
+
+    /// Has a job run on these devices.
+    ///
+    /// # Panics
+    ///
+    /// If another lease has one of the devices, which is a bug of the engine.
+    fn start(&mut self, number: usize, devices: &[LeasedDevice]) {
+        let lease = lease_of(number);
+        for device in devices {
+            let device_ref = device.device_ref;
+            let Some(worker) = self.workers.get_mut(&device_ref.worker) else {
+                continue;
+            };
+            let holder = &mut worker.holders[device_ref.index as usize];
+            assert_eq!(*holder, None, "device {device_ref:?} is granted twice");
+            *holder = Some(lease);
+            worker.leases.insert(lease, true);
+            if self.reports_snapshots {
+                self.to_report.insert(device_ref.worker);
+            }
+        }
+        self.notices.push(Notice::Runs(number));
+        if self.reports_snapshots {
+            let restorable = ClientEvent::Restorable {
+                lease,
+                is_restorable: true,
+            };
+            self.client_event(number, restorable);
+        }
+    }
+
+    fn keep(&mut self, part: PartId, source: WorkerId, keeper: WorkerId, number: u64) {
+        let Some(worker) = self.workers.get_mut(&source) else {
+            return;
+        };
+        if worker.leases.contains_key(&part.lease) {
+            worker.keepers.insert(part, keeper);
+        } else {
+            worker.handed_over.push(HandedOver {
+                part,
+                keeper,
+                number,
+                outcome: HandoverOutcome::Done,
+            });
+        }
+        if self.reports_snapshots {
+            self.to_report.insert(source);
+        }
+    }
+
+    /// Has a worker report that it and the keepers have all snapshots.
+    fn report_snapshots(&mut self, worker: WorkerId) {
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        let at_keepers = known.keepers.iter().map(|(part, keeper)| (*part, *keeper));
+        let kept = WorkerEvent::SnapshotsKept {
+            at_keepers: at_keepers.collect(),
+            refused: Vec::new(),
+            handed_over: mem::take(&mut known.handed_over),
+            here: known.leases.clone(),
+            in_store: BTreeSet::new(),
+        };
+        self.worker_event(worker, kept);
+    }
+}
+
+/// Returns the lease of a job. Ids are spread like random ones, and differ.
+fn lease_of(number: usize) -> LeaseId {
+    LeaseId((number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// Returns the job of a client.
+fn number_of(client: ClientId) -> usize {
+    (client.0 - 1) as usize
+}

@@ -1,0 +1,318 @@
+//! Runs of small traces that can be checked by hand, and what holds in all runs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use proptest::{collection::vec, prelude::*};
+use tensord_scheduler::{Policy, RequestOrder, TenantPolicy};
+
+use super::{
+    Outcome, Setup,
+    generator::{Load, Recipe, generate},
+    report, run, timeline,
+    trace::Job,
+};
+
+const ORDERS: [RequestOrder; 3] = [
+    RequestOrder::Fair,
+    RequestOrder::Backfill,
+    RequestOrder::Fifo,
+];
+
+/// Arrival in seconds, tenant, devices, and duration in seconds.
+type Line<'a> = (u64, &'a str, u32, u64);
+
+/// The first grant, the end, both in seconds, and the number of suspensions.
+type Times = (u64, u64, u32);
+
+fn jobs(lines: &[Line<'_>]) -> Vec<Job> {
+    let jobs = lines
+        .iter()
+        .map(|&(arrival, tenant, devices, duration)| Job {
+            arrival_ms: arrival * 1000,
+            tenant: tenant.into(),
+            user: String::new(),
+            devices,
+            kind: Some("cuda".into()),
+            memory_bytes: 0,
+            duration_ms: duration * 1000,
+            priority: 0,
+        });
+    jobs.collect()
+}
+
+fn policy(tenants: &[(&str, u32, u32)]) -> Policy {
+    let tenants = tenants.iter().map(|(name, weight, guaranteed)| {
+        let policy = TenantPolicy {
+            weight: *weight,
+            guaranteed: [("cuda".into(), *guaranteed)].into(),
+            ..TenantPolicy::default()
+        };
+        ((*name).into(), policy)
+    });
+    tenants.collect()
+}
+
+fn simulate(
+    jobs: &[Job],
+    pool: &str,
+    policy: &Policy,
+    order: RequestOrder,
+    release_ms: u64,
+) -> Outcome {
+    let pool = pool.parse().unwrap();
+    let setup = Setup {
+        jobs,
+        pool: &pool,
+        policy,
+        order,
+        half_life: Duration::from_secs(86_400),
+        release_ms,
+    };
+    run(&setup, &mut |_| {})
+}
+
+fn times(outcome: &Outcome) -> Vec<Times> {
+    let jobs = outcome.jobs.iter();
+    let times = jobs.map(|job| {
+        let [granted, done] = [job.granted_ms, job.done_ms].map(|at| at.unwrap() / 1000);
+        (granted, done, job.suspensions)
+    });
+    times.collect()
+}
+
+/// On two devices: two jobs that have both, then a gang, and two single jobs, of which the later is of a tenant
+/// without devices.
+const GANG: [Line<'_>; 5] = [
+    (0, "red", 1, 10),
+    (0, "red", 1, 20),
+    (1, "red", 2, 5),
+    (2, "red", 1, 5),
+    (3, "blue", 1, 5),
+];
+
+#[test]
+fn each_order_gives_devices_in_its_own_way() {
+    let first = [(0, 10, 0), (0, 20, 0)];
+    let cases = [
+        (RequestOrder::Fair, [(20, 25, 0), (15, 20, 0), (10, 15, 0)]),
+        (
+            RequestOrder::Backfill,
+            [(20, 25, 0), (10, 15, 0), (15, 20, 0)],
+        ),
+        (RequestOrder::Fifo, [(20, 25, 0), (25, 30, 0), (25, 30, 0)]),
+    ];
+    for (order, expected) in cases {
+        let outcome = simulate(&jobs(&GANG), "1x2:cuda:8GiB", &Policy::new(), order, 0);
+        assert_eq!(
+            times(&outcome),
+            [&first[..], &expected].concat(),
+            "{order:?}"
+        );
+    }
+}
+
+#[test]
+fn devices_are_free_when_leases_have_left_them() {
+    let lines = [(0, "red", 1, 10), (0, "red", 1, 10), (10, "red", 1, 10)];
+    let outcome = simulate(
+        &jobs(&lines),
+        "1x1:cuda:8GiB",
+        &Policy::new(),
+        RequestOrder::Fair,
+        2000,
+    );
+    assert_eq!(times(&outcome), [(0, 10, 0), (12, 22, 0), (24, 34, 0)]);
+}
+
+#[test]
+fn a_borrowed_lease_is_suspended_for_a_guarantee_and_goes_on_later() {
+    let lines = [(0, "red", 1, 60), (0, "red", 1, 60), (20, "blue", 1, 10)];
+    let cases = [
+        (RequestOrder::Fair, [(0, 60, 0), (0, 70, 1), (20, 30, 0)]),
+        (
+            RequestOrder::Backfill,
+            [(0, 60, 0), (0, 60, 0), (60, 70, 0)],
+        ),
+        (RequestOrder::Fifo, [(0, 60, 0), (0, 60, 0), (60, 70, 0)]),
+    ];
+    let policy = policy(&[("blue", 1, 2)]);
+    for (order, expected) in cases {
+        for pool in ["1x2:cuda:8GiB", "2x1:cuda:8GiB"] {
+            let outcome = simulate(&jobs(&lines), pool, &policy, order, 0);
+            assert_eq!(times(&outcome), expected, "{order:?} on {pool}");
+        }
+    }
+}
+
+#[test]
+fn the_metrics_of_a_small_run_are_those_of_their_formulas() {
+    // Red has both devices for 10 s, while blue waits for one; then blue has one for 10 s.
+    let lines = [(5, "red", 2, 10), (5, "blue", 1, 10), (5, "blue", 3, 1)];
+    let outcome = simulate(
+        &jobs(&lines),
+        "1x2:cuda:8GiB",
+        &Policy::new(),
+        RequestOrder::Fair,
+        0,
+    );
+    assert_eq!((outcome.start_ms, outcome.end_ms), (5000, 25_000));
+    assert_eq!(outcome.utilisation, 30.0 / 40.0);
+    // For 10 s, one of two devices should be with the other tenant.
+    assert_eq!(outcome.fair_share_error, 0.5 * 10.0 / 20.0);
+    let tenants = outcome.tenants.iter();
+    let tenants = tenants.map(|it| (it.name.as_str(), it.device_seconds, it.fair_device_seconds));
+    let expected = [("blue", 10.0, 20.0), ("red", 20.0, 10.0)];
+    assert_eq!(tenants.collect::<Vec<_>>(), expected);
+    // Of 0.5 and 2.
+    assert_eq!(outcome.jains_index, 2.5 * 2.5 / (2.0 * 4.25));
+    let waits = [
+        outcome.waits.median_ms,
+        outcome.waits.p99_ms,
+        outcome.waits.worst_ms,
+    ];
+    assert_eq!(waits, [0, 10_000, 10_000]);
+    let reason = "requested 3 devices of kind cuda; the pool has 2 cuda (8.0 GiB)".to_owned();
+    assert_eq!(outcome.failures, BTreeMap::from([(reason, 1)]));
+    assert_eq!(
+        (outcome.done, outcome.unfinished, outcome.suspensions),
+        (2, 0, 0)
+    );
+}
+
+#[test]
+fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
+    let weights = [("red", 1), ("green", 2), ("blue", 3)];
+    let recipe = Recipe {
+        load: Load::Steady,
+        seed: 3,
+        jobs: 12_000,
+        tenants: 3,
+        devices: 36,
+        demand: 4.0,
+        duration: 100.0,
+        kind: Some("cuda".into()),
+    };
+    let mut jobs = generate(&recipe);
+    for (number, job) in jobs.iter_mut().enumerate() {
+        // Requests of equal demand, so that what tenants get depends on their weights alone.
+        (job.arrival_ms, job.devices) = (0, 1);
+        job.tenant = weights[number % 3].0.into();
+    }
+    let policy = policy(&weights.map(|(name, weight)| (name, weight, 0)));
+    let outcome = simulate(&jobs, "9x4:cuda:8GiB", &policy, RequestOrder::Fair, 0);
+    let (received, all) = received_while_all_wait(&outcome);
+    for (name, weight) in weights {
+        let part = received[name] / all * 6.0 / f64::from(weight);
+        assert!(
+            (0.98..1.02).contains(&part),
+            "{name} has {part} of its share"
+        );
+    }
+    assert!(outcome.jains_index >= 0.99, "{}", outcome.jains_index);
+}
+
+/// Returns the device-time of each tenant, and of all, until the first of them waits for nothing.
+fn received_while_all_wait(outcome: &Outcome) -> (BTreeMap<&str, f64>, f64) {
+    let of_tenant = |tenant: usize| {
+        let samples = outcome.samples.iter();
+        samples.filter(move |sample| sample.tenant as usize == tenant)
+    };
+    let tenants = 0..outcome.tenants.len();
+    let satisfied = tenants.clone().filter_map(|tenant| {
+        // All have arrived at the start.
+        let mut samples = of_tenant(tenant).skip_while(|it| it.at_ms == outcome.start_ms);
+        samples
+            .find(|sample| sample.waiting == 0)
+            .map(|it| it.at_ms)
+    });
+    let until_ms = satisfied.min().unwrap();
+    let received = tenants.map(|tenant| {
+        let samples: Vec<_> = of_tenant(tenant)
+            .filter(|it| it.at_ms <= until_ms)
+            .collect();
+        let pairs = samples.windows(2);
+        let time = pairs.map(|pair| u64::from(pair[0].held) * (pair[1].at_ms - pair[0].at_ms));
+        (
+            outcome.tenants[tenant].name.as_str(),
+            time.sum::<u64>() as f64,
+        )
+    });
+    let received: BTreeMap<_, _> = received.collect();
+    let all = received.values().sum();
+    (received, all)
+}
+
+#[test]
+fn a_picture_has_each_tenant_and_the_length_of_the_longest_run() {
+    let outcomes =
+        ORDERS.map(|order| simulate(&jobs(&GANG), "1x2:cuda:8GiB", &Policy::new(), order, 0));
+    let svg = timeline::svg(&outcomes);
+    for text in [
+        "order fair",
+        "order fifo",
+        ">red<",
+        ">blue<",
+        ">30 s<",
+        ">devices in use<",
+    ] {
+        assert!(svg.contains(text), "{text}");
+    }
+    assert_eq!(svg.matches("<svg").count(), 1);
+    // However long the run is.
+    assert!(svg.len() < 200_000, "{}", svg.len());
+}
+
+#[test]
+fn a_report_compares_the_orders_line_by_line() {
+    let outcomes =
+        ORDERS.map(|order| simulate(&jobs(&GANG), "1x2:cuda:8GiB", &Policy::new(), order, 0));
+    let text = report::text(&outcomes, 1);
+    let mut lines = text.lines();
+    assert_eq!(
+        lines.next(),
+        Some("5 jobs of 2 tenants on 2 devices of 1 worker")
+    );
+    assert_eq!(text.matches("\nfair ").count(), 1, "{text}");
+    assert_eq!(text.matches("\nblue ").count(), 3, "{text}");
+    let json = serde_json::to_value(report::json(&outcomes, 1)).unwrap();
+    assert_eq!(json["orders"][2]["order"], "fifo");
+    assert_eq!(json["orders"][2]["waiting"]["worst_seconds"], 23.0);
+    assert_eq!(json["orders"][0]["gangs"][1]["devices"], 2);
+}
+
+fn line() -> impl Strategy<Value = Line<'static>> {
+    let tenant = prop_oneof![Just("red"), Just("green"), Just("blue")];
+    (0_u64..200, tenant, 1_u32..8, 1_u64..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_job_ends_or_is_refused_and_the_pool_is_never_exceeded(
+        mut lines in vec(line(), 1..60),
+        guaranteed in 0_u32..5,
+        release_ms in 0_u64..2000,
+    ) {
+        lines.sort_by_key(|line| line.0);
+        let jobs = jobs(&lines);
+        let policy = policy(&[("red", 1, guaranteed), ("green", 2, 0)]);
+        for order in ORDERS {
+            let outcome = simulate(&jobs, "2x2:cuda:8GiB,2x1:cuda:8GiB", &policy, order, release_ms);
+            prop_assert_eq!(outcome.unfinished, 0);
+            for (job, state) in jobs.iter().zip(&outcome.jobs) {
+                prop_assert_eq!(state.failure.is_some(), job.devices > 6);
+                let ran = state.granted_ms.zip(state.done_ms);
+                let ran = ran.is_none_or(|(from, to)| to - from >= job.duration_ms);
+                prop_assert!(ran, "{:?}", state);
+            }
+            let mut held = [0; 3];
+            for sample in &outcome.samples {
+                held[sample.tenant as usize] = sample.held;
+                prop_assert!(held.iter().sum::<u32>() <= 6);
+            }
+            let again = simulate(&jobs, "2x2:cuda:8GiB,2x1:cuda:8GiB", &policy, order, release_ms);
+            prop_assert_eq!(outcome, again);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! A picture of a simulation: the devices that tenants have over time, and below it those for which they wait.
+
+use std::fmt::Write;
+
+use super::{metrics::Outcome, recorder::Sample, report::order_name};
+use crate::human;
+
+/// Number of points of each area. The mean over the time of each is drawn.
+const POINTS: usize = 180;
+
+/// Number of tenants with an area of their own: those that had most. All others share one.
+const MAX_AREAS: usize = 7;
+
+/// Colours of the areas, and that of all other tenants at the end (those of Okabe and Ito, "Color Universal
+/// Design", 2008, which the colour-blind can tell apart).
+const COLOURS: [&str; MAX_AREAS + 1] = [
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
+];
+
+const WIDTH: f64 = 900.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 20.0;
+const CHART_HEIGHT: f64 = 190.0;
+const CHART_TOP: f64 = 70.0;
+const CHART_GAP: f64 = 44.0;
+/// Height of one order: two charts, their titles, and the axis of time.
+const ORDER_HEIGHT: f64 = CHART_TOP + 2.0 * CHART_HEIGHT + CHART_GAP + 52.0;
+
+/// The devices of each area by point: those in use, and those waited for.
+struct Areas {
+    names: Vec<String>,
+    held: Vec<Vec<f64>>,
+    waiting: Vec<Vec<f64>>,
+}
+
+/// Returns a picture of each of these runs of one trace, one below the other, with one axis of time.
+pub(crate) fn svg(outcomes: &[Outcome]) -> String {
+    let height = ORDER_HEIGHT * outcomes.len() as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+         aria-label=\"Devices of tenants over time\" font-family=\"system-ui, sans-serif\" \
+         font-size=\"12\" fill=\"#24292f\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+    );
+    let starts = outcomes.iter().map(|outcome| outcome.start_ms);
+    let ends = outcomes.iter().map(|outcome| outcome.end_ms);
+    let start_ms = starts.min().unwrap_or_default();
+    let span_ms = ends
+        .max()
+        .unwrap_or_default()
+        .saturating_sub(start_ms)
+        .max(1);
+    let Some(first) = outcomes.first() else {
+        return svg + "</svg>\n";
+    };
+    for (at, outcome) in outcomes.iter().enumerate() {
+        // Each tenant has the same colour in all runs.
+        let areas = areas(outcome, first, span_ms);
+        push_order(&mut svg, outcome, &areas, ORDER_HEIGHT * at as f64, span_ms);
+    }
+    svg += "</svg>\n";
+    svg
+}
+
+/// Returns the areas of a run, over `span_ms` from its start. The tenants with an area of their own are those
+/// that had most in the run `first`.
+fn areas(outcome: &Outcome, first: &Outcome, span_ms: u64) -> Areas {
+    let mut by_use: Vec<_> = (0..outcome.tenants.len()).collect();
+    by_use.sort_by(|a, b| {
+        let [a, b] = [a, b].map(|at| first.tenants[*at].device_seconds);
+        b.total_cmp(&a)
+    });
+    // One more tenant needs no area for others.
+    let own = match by_use.len() <= COLOURS.len() {
+        true => by_use.len(),
+        false => MAX_AREAS,
+    };
+    let mut area_of = vec![own; by_use.len()];
+    for (area, tenant) in by_use.iter().take(own).enumerate() {
+        area_of[*tenant] = area;
+    }
+    let names = by_use
+        .iter()
+        .take(own)
+        .map(|at| outcome.tenants[*at].name.clone());
+    let mut names: Vec<_> = names.collect();
+    let others = by_use.len() - own;
+    names.extend((others > 0).then(|| format!("{} others", human::count(others as u64))));
+    let mut areas = Areas {
+        held: vec![vec![0.0; POINTS]; names.len()],
+        waiting: vec![vec![0.0; POINTS]; names.len()],
+        names,
+    };
+    let mut last = vec![None::<Sample>; by_use.len()];
+    let finish = (0..by_use.len()).map(|tenant| Sample {
+        at_ms: outcome.start_ms + span_ms,
+        tenant: tenant as u32,
+        held: 0,
+        waiting: 0,
+    });
+    for sample in outcome.samples.iter().copied().chain(finish) {
+        let tenant = sample.tenant as usize;
+        if let Some(before) = last[tenant].replace(sample) {
+            let from = (before.at_ms - outcome.start_ms) as f64 / span_ms as f64;
+            let to = (sample.at_ms - outcome.start_ms) as f64 / span_ms as f64;
+            add(&mut areas.held[area_of[tenant]], from, to, before.held);
+            add(
+                &mut areas.waiting[area_of[tenant]],
+                from,
+                to,
+                before.waiting,
+            );
+        }
+    }
+    areas
+}
+
+/// Adds `count` devices from one part of the time to another to the means of the points.
+fn add(points: &mut [f64], from: f64, to: f64, count: u32) {
+    if count == 0 {
+        return;
+    }
+    let scale = points.len() as f64;
+    let (from, to) = (from * scale, (to * scale).min(scale));
+    for at in from as usize..(to.ceil() as usize).min(points.len()) {
+        let overlap = to.min(at as f64 + 1.0) - from.max(at as f64);
+        points[at] += overlap.max(0.0) * f64::from(count);
+    }
+}
+
+/// Adds the two charts of a run below `top`.
+fn push_order(svg: &mut String, outcome: &Outcome, areas: &Areas, top: f64, span_ms: u64) {
+    push_legend(svg, outcome, areas, top);
+    let y = top + CHART_TOP;
+    let devices = outcome.devices as f64;
+    push_text(svg, LEFT, y - 8.0, "start", "devices in use");
+    push_chart(svg, &areas.held, y, devices);
+    let y = y + CHART_HEIGHT + CHART_GAP;
+    let sums = (0..POINTS).map(|at| areas.waiting.iter().map(|area| area[at]).sum::<f64>());
+    let most = sums.fold(1.0, f64::max);
+    push_text(svg, LEFT, y - 8.0, "start", "devices waited for");
+    push_chart(svg, &areas.waiting, y, round_up(most));
+    push_time_axis(svg, y + CHART_HEIGHT, span_ms);
+}
+
+/// Adds the title of a run, and the names of the areas.
+fn push_legend(svg: &mut String, outcome: &Outcome, areas: &Areas, top: f64) {
+    let title = format!(
+        "order {}: {:.1} % of {} devices in use",
+        order_name(outcome.order),
+        100.0 * outcome.utilisation,
+        human::count(outcome.devices)
+    );
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        svg,
+        "<text x=\"{LEFT}\" y=\"{}\" font-size=\"14\" font-weight=\"600\">{title}</text>",
+        top + 20.0
+    );
+    let mut x = LEFT;
+    for (name, colour) in areas.names.iter().zip(COLOURS) {
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{x:.0}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>",
+            top + 29.0
+        );
+        push_text(svg, x + 14.0, top + 38.0, "start", &shortened(name));
+        x += (WIDTH - LEFT - RIGHT) / COLOURS.len() as f64;
+    }
+}
+
+/// Returns a name that fits in the legend.
+fn shortened(name: &str) -> String {
+    const MOST: usize = 12;
+    match name.chars().count() > MOST {
+        true => name.chars().take(MOST - 1).chain(['…']).collect(),
+        false => name.into(),
+    }
+}
+
+/// Adds stacked areas, with an axis up to `most` devices.
+fn push_chart(svg: &mut String, areas: &[Vec<f64>], top: f64, most: f64) {
+    let bottom = top + CHART_HEIGHT;
+    let y_of = |value: f64| bottom - (value / most).min(1.0) * CHART_HEIGHT;
+    let x_of = |at: usize| LEFT + (WIDTH - LEFT - RIGHT) * at as f64 / POINTS as f64;
+    let mut below = vec![0.0; POINTS];
+    for (area, colour) in areas.iter().zip(COLOURS) {
+        let above: Vec<_> = below
+            .iter()
+            .zip(area)
+            .map(|(below, it)| below + it)
+            .collect();
+        // A point lasts until the next one, so the line has steps.
+        let mut path = String::new();
+        for (at, value) in above.iter().enumerate() {
+            let y = y_of(*value);
+            let _ = match at {
+                0 => write!(path, "M{:.1} {y:.1}", x_of(at)),
+                _ => write!(path, "V{y:.1}"),
+            };
+            let _ = write!(path, "H{:.1}", x_of(at + 1));
+        }
+        for (at, value) in below.iter().enumerate().rev() {
+            let _ = write!(path, "V{:.1}H{:.1}", y_of(*value), x_of(at));
+        }
+        let _ = writeln!(svg, "<path d=\"{path}Z\" fill=\"{colour}\"/>");
+        below = above;
+    }
+    push_value_axis(svg, bottom, most);
+}
+
+fn push_value_axis(svg: &mut String, bottom: f64, most: f64) {
+    let right = WIDTH - RIGHT;
+    for part in [0.0, 0.5, 1.0] {
+        let y = bottom - part * CHART_HEIGHT;
+        let _ = writeln!(
+            svg,
+            "<path d=\"M{LEFT} {y}H{right}\" stroke=\"#57606a\" stroke-opacity=\"0.5\" fill=\"none\"/>"
+        );
+        let value = human::count((part * most).round() as u64);
+        push_text(svg, LEFT - 6.0, y + 4.0, "end", &value);
+    }
+}
+
+fn push_time_axis(svg: &mut String, bottom: f64, span_ms: u64) {
+    const MARKS: u64 = 5;
+    for mark in 0..=MARKS {
+        let x = LEFT + (WIDTH - LEFT - RIGHT) * mark as f64 / MARKS as f64;
+        let anchor = match mark {
+            0 => "start",
+            MARKS => "end",
+            _ => "middle",
+        };
+        let time = human::duration(span_ms / MARKS * mark);
+        push_text(svg, x, bottom + 18.0, anchor, &time);
+    }
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    push_text(
+        svg,
+        middle,
+        bottom + 36.0,
+        "middle",
+        "time since the first arrival",
+    );
+}
+
+/// Returns the next number that has one digit and zeros, or is half of such a number.
+fn round_up(most: f64) -> f64 {
+    let scale = 10_f64.powf(most.log10().floor());
+    (most / scale * 2.0).ceil() / 2.0 * scale
+}
+
+fn push_text(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
+    // Names have letters, digits and - _ . only, so there is nothing to escape.
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>"
+    );
+}
