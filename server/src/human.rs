@@ -16,6 +16,16 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
+/// Formats bytes without rounding, in the largest binary unit of which they are a whole number.
+pub(crate) fn exact_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut amount, mut unit) = (bytes, 0);
+    while amount > 0 && amount.is_multiple_of(1024) && unit + 1 < UNITS.len() {
+        (amount, unit) = (amount / 1024, unit + 1);
+    }
+    format!("{amount} {}", UNITS[unit])
+}
+
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -63,6 +73,21 @@ pub(crate) fn relative(at_ms: u64, now_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exact_amounts_are_not_rounded() {
+        let cases = [
+            (0, "0 B"),
+            (1025, "1025 B"),
+            (512 << 20, "512 MiB"),
+            (1030 << 30, "1030 GiB"),
+            (1 << 40, "1 TiB"),
+            (1 << 60, "1024 PiB"),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(exact_bytes(bytes), expected);
+        }
+    }
 
     #[test]
     fn amounts_are_formatted_for_people() {

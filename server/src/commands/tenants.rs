@@ -226,7 +226,7 @@ pub(super) fn limit_text(tenant: &TenantInfo) -> String {
     let limit = tenant.limit.as_ref();
     let counts = counts_text(limit.map_or(&[], |limit| &limit.kinds));
     let memory = limit.and_then(|limit| limit.memory_bytes);
-    let texts = [Some(counts), memory.map(human::bytes)];
+    let texts = [Some(counts), memory.map(human::exact_bytes)];
     let texts = texts.into_iter().flatten().filter(|text| !text.is_empty());
     texts.collect::<Vec<_>>().join(", ")
 }
@@ -280,7 +280,7 @@ pub(super) mod tests {
 tenant research
   weight     2
   guaranteed 4 cuda
-  limit      8 cuda, 2 flex, 640.0 GiB
+  limit      8 cuda, 2 flex, 640 GiB
   has        3 cuda with 240.0 GiB in 2 leases
   past use   12 % of the pool
   suspended  1 lease
@@ -316,9 +316,9 @@ tenant new
         };
         let listed = table::text(HEADER, &RIGHT, [research(), new].iter().map(row));
         let expected = "\
-TENANT    WEIGHT  GUARANTEED  LIMIT                      HAS     PAST  LEASES  WAITING  TOKENS
-research       2  4 cuda      8 cuda, 2 flex, 640.0 GiB  3 cuda  12 %       2        1  ci, night
-new            1  -           -                          -        0 %       0        0  -
+TENANT    WEIGHT  GUARANTEED  LIMIT                    HAS     PAST  LEASES  WAITING  TOKENS
+research       2  4 cuda      8 cuda, 2 flex, 640 GiB  3 cuda  12 %       2        1  ci, night
+new            1  -           -                        -        0 %       0        0  -
 ";
         assert_eq!(listed, expected);
         let json = serde_json::to_value(json_of(&research())).unwrap();

@@ -133,7 +133,10 @@ fn with_tenant(text: &str, error: ConfigError) -> ConfigError {
             let header = before.find_map(|line| line.trim().strip_prefix('['));
             let tenant = header
                 .and_then(|header| header.strip_prefix("tenants."))
-                .and_then(|name| name.split([']', '.']).next());
+                .and_then(|name| match name.strip_prefix('"') {
+                    Some(quoted) => quoted.split('"').next(),
+                    None => name.split([']', '.']).next(),
+                });
             let problem = match tenant {
                 Some(tenant) => format!("tenant {tenant}: {problem}"),
                 None => problem,
@@ -195,6 +198,10 @@ mod tests {
             (
                 "[tenants.red]\n\nwieght = 2",
                 "pool.toml:3: tenant red: unknown field `wieght`, expected one of `weight`, `guarantee`, `limit`",
+            ),
+            (
+                "[tenants.\"team.a\"]\nweight = -1",
+                "pool.toml:2: tenant team.a: weight: invalid value: integer `-1`, expected u32",
             ),
             (
                 "[tenants.red]\nweight = -1",

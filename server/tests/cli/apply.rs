@@ -40,7 +40,7 @@ fn a_file_is_applied_to_a_running_pool() {
     let mut scheduler = RunningCommand::start(tensord(home, &args));
     scheduler.lines_until("workers:");
     let changes = "\
-+ tenant research  weight 2; guarantee 4 cuda; limit 8 cuda, 640.0 GiB
++ tenant research  weight 2; guarantee 4 cuda; limit 8 cuda, 640 GiB
 + tenant students  limit 2 cuda
 warning: tenants are guaranteed 4 cuda in all, and the pool has 0 now
 ";
@@ -63,7 +63,7 @@ fn check_tenant_in_use(home: &Path) {
     stdout_of(home, &create);
     let one_team = "[tenants]\ndefault = {}\nresearch = { weight = 2, guarantee = { flex = 1 } }\n";
     let changes = "\
-~ tenant research  guarantee 4 cuda -> 1 flex; limit 8 cuda, 640.0 GiB -> none
+~ tenant research  guarantee 4 cuda -> 1 flex; limit 8 cuda, 640 GiB -> none
 - tenant students  limit 2 cuda
     in use: valid token ci
 warning: tenants are guaranteed 1 flex in all, and the pool has 0 now

@@ -58,7 +58,8 @@ pub(crate) enum AdminError {
     },
     /// A tenant that a file does not have cannot be removed.
     #[error(
-        "nothing was applied: the file does not have tenant {name:?}, which has admin or worker tokens ({tokens}); add `[tenants.{name}]` to the file, or revoke the tokens first with `tensord token revoke`, as --force does not revoke them"
+        "nothing was applied: the file does not have tenant {name:?}, which has admin or worker tokens ({tokens}); add `[tenants.{}]` to the file, or revoke the tokens first with `tensord token revoke`, as --force does not revoke them",
+        toml_key(name)
     )]
     TenantHasTokens {
         /// The tenant's name.
@@ -82,4 +83,12 @@ pub(crate) enum AdminError {
 fn are(tenants: usize) -> String {
     let verb = if tenants == 1 { "is" } else { "are" };
     format!("{} {verb}", plural(tenants, "tenant"))
+}
+
+/// Returns the name of a tenant as a key of the file.
+fn toml_key(name: &str) -> String {
+    match name.contains('.') {
+        true => format!("{name:?}"),
+        false => name.to_owned(),
+    }
 }

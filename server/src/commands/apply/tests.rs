@@ -65,7 +65,7 @@ const CHANGES: &str = "\
 - tenant old       weight 2; limit 8 cuda
     in use: valid tokens ci, night
     in use: 1 lease
-~ tenant research  guarantee 4 cuda -> 6 cuda; limit none -> 8 cuda, 512.0 GiB
+~ tenant research  guarantee 4 cuda -> 6 cuda; limit none -> 8 cuda, 512 GiB
 + tenant students  weight 2; limit 2 cuda
 warning: tenants are guaranteed 6 cuda in all, and the pool has 4 now
 ";

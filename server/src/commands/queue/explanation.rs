@@ -204,7 +204,7 @@ mod tests {
 request 000000000000009b of tenant research (token program) waits for 2 devices of kind cuda with 40.0 GiB each
   waited     1 min 1 s
   position   2 of 2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
-  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640.0 GiB; past use 12 %; weight 2
+  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
              lease 000000000000009c of tenant research (token ci) has 4 devices
              lease 000000000000009d of tenant research (token night) has 2 devices
@@ -230,7 +230,7 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
 request 000000000000009b of tenant research (token program) waits for 2 devices of kind cuda with 40.0 GiB each
   waited     1 min 1 s
   position   1 of 1; it is within its tenant's guarantee, and such requests come first
-  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640.0 GiB; past use 12 %; weight 2
+  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
   limit      there may be enough devices, but its tenant would have more than its limit
   devices    2 devices; suitable: 5 free, 3 leased
   may end if a lease of its tenant ends or is suspended, or the limit of its tenant is raised

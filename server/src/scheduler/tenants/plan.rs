@@ -222,7 +222,7 @@ fn beyond(earlier: &TenantLimit, new: &TenantLimit, used: &Amounts) -> Vec<Strin
     let memory = new.memory_bytes.and_then(|max| {
         let is_lower = earlier.memory_bytes.is_none_or(|earlier| max < earlier);
         let has = u64::try_from(used.memory_bytes).unwrap_or(u64::MAX);
-        let [has_text, max_text] = [has, max].map(human::bytes);
+        let (has_text, max_text) = (human::bytes(has), human::exact_bytes(max));
         let words = || format!("{has_text}, above the new limit of {max_text}");
         (is_lower && has > max).then(words)
     });

@@ -166,7 +166,7 @@ fn a_limit_below_what_a_tenant_has_is_in_use() {
         (
             limit(&[], None),
             limit(&[], Some(500 * GIB)),
-            &["512.0 GiB, above the new limit of 500.0 GiB"],
+            &["512.0 GiB, above the new limit of 500 GiB"],
         ),
         (limit(&[], Some(GIB)), limit(&[], Some(2 * GIB)), &[]),
         (limit(&[], None), limit(&[], Some(512 * GIB)), &[]),
