@@ -31,6 +31,7 @@ mod records;
 mod requests;
 mod stores;
 mod suspension;
+mod unstable_keepers;
 mod usage;
 mod waiting;
 mod workers;
@@ -41,7 +42,7 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
-use self::durable::UnstableKeepers;
+use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
 use crate::lease::Standing;

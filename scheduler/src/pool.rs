@@ -5,29 +5,30 @@
 //! begins or ends.
 
 mod demands;
+mod fitting;
 mod grant_numbers;
 mod held_back;
 mod index;
 mod worker;
+mod worker_mut;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use crate::command::LeasedDevice;
-use crate::device::{DeviceSpec, Inventory, Requirement};
+use crate::device::{DeviceSpec, Inventory};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use held_back::HeldBack;
 pub(crate) use index::WorkerIndex;
-use index::WorkerKeys;
 use worker::Usage;
 pub(crate) use worker::Worker;
+use worker_mut::{Entry, keys_of};
 
 /// All workers that have joined and are not lost.
 #[derive(Default)]
@@ -56,49 +57,6 @@ pub(crate) enum Feasibility {
 #[derive(Debug)]
 pub(crate) struct Unavailable;
 
-/// A worker, and by what it is found.
-struct Entry {
-    worker: Worker,
-    keys: WorkerKeys,
-}
-
-/// A worker that is changed. When this is dropped, the index is updated.
-struct WorkerMut<'a> {
-    id: WorkerId,
-    entry: &'a mut Entry,
-    index: &'a mut WorkerIndex,
-    held_back: &'a HeldBack,
-}
-
-impl Deref for WorkerMut<'_> {
-    type Target = Worker;
-
-    fn deref(&self) -> &Worker {
-        &self.entry.worker
-    }
-}
-
-impl DerefMut for WorkerMut<'_> {
-    fn deref_mut(&mut self) -> &mut Worker {
-        &mut self.entry.worker
-    }
-}
-
-impl Drop for WorkerMut<'_> {
-    fn drop(&mut self) {
-        let keys = keys_of(self.id, &self.entry.worker, self.held_back);
-        if keys != self.entry.keys {
-            let before = std::mem::replace(&mut self.entry.keys, keys);
-            let keys = Some(&self.entry.keys);
-            self.index.replace(self.id, Some(&before), keys);
-        }
-    }
-}
-
-fn keys_of(id: WorkerId, worker: &Worker, held_back: &HeldBack) -> WorkerKeys {
-    worker.keys(|index| held_back.holder(DeviceRef { worker: id, index }).is_some())
-}
-
 /// Workers join, leave and are lost.
 impl Pool {
     pub(crate) fn get(&self, worker: WorkerId) -> Option<&Worker> {
@@ -120,16 +78,6 @@ impl Pool {
         if let Some(mut worker) = self.worker_mut(worker) {
             worker.kept = kept;
         }
-    }
-
-    fn worker_mut(&mut self, id: WorkerId) -> Option<WorkerMut<'_>> {
-        let entry = self.workers.get_mut(&id)?;
-        Some(WorkerMut {
-            id,
-            entry,
-            index: &mut self.index,
-            held_back: &self.held_back,
-        })
     }
 
     /// Changes a worker, and records if that may have changed the verdict on a demand: if `change` returns so.
@@ -364,123 +312,6 @@ impl Pool {
     /// Returns whether a worker is known, and does not drain.
     pub(crate) fn stays(&self, worker: WorkerId) -> bool {
         self.get(worker).is_some_and(|known| !known.is_draining())
-    }
-
-    /// Returns whether a worker will stay, and has `count` devices that meet `requirement`.
-    pub(crate) fn can_run(
-        &self,
-        worker: WorkerId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> bool {
-        let Some(worker) = self.get(worker) else {
-            return false;
-        };
-        let accepted = worker.offers().filter(|device| requirement.accepts(device));
-        accepted.count() >= count
-    }
-
-    /// Returns `count` free devices of a worker that meet `requirement`, if it has as many for `lease`.
-    pub(crate) fn free_fitting(
-        &self,
-        worker: WorkerId,
-        lease: LeaseId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> Option<Vec<DeviceRef>> {
-        let fitting = self.fitting(worker, lease, requirement, count);
-        (fitting.len() == count).then_some(fitting)
-    }
-
-    /// Returns whether a worker has `count` free devices for `lease` that meet `requirement`.
-    pub(crate) fn has_free(
-        &self,
-        worker: WorkerId,
-        lease: LeaseId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> bool {
-        self.fitting(worker, lease, requirement, count).len() == count
-    }
-
-    /// Returns the workers that have `count` free devices for `lease` that meet `requirement`.
-    pub(crate) fn with_free(
-        &self,
-        lease: LeaseId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> BTreeSet<WorkerId> {
-        let groups = self.index.groups().filter(|(alike, _)| {
-            let free = alike.free.count(|device| requirement.accepts(device));
-            free >= count
-        });
-        let own = self.held_back_for(lease).into_iter();
-        let own = own.map(|device_ref| device_ref.worker);
-        let own = own.filter(|worker| self.has_free(*worker, lease, requirement, count));
-        groups
-            .flat_map(|(_, group)| group.by_id())
-            .chain(own)
-            .collect()
-    }
-
-    /// Returns the workers that offer `count` devices that meet `requirement`, now or later: of those that
-    /// are alike, the first `enough` that `is_wanted` accepts.
-    pub(crate) fn offering(
-        &self,
-        requirement: &Requirement,
-        count: usize,
-        enough: usize,
-        is_wanted: impl Fn(WorkerId) -> bool,
-    ) -> BTreeSet<WorkerId> {
-        let groups = self.index.groups().filter(|(alike, _)| {
-            let offered = alike.offered.count(|device| requirement.accepts(device));
-            offered >= count
-        });
-        let first = groups.flat_map(|(_, group)| {
-            let wanted = group.by_id().filter(|worker| is_wanted(*worker));
-            wanted.take(enough)
-        });
-        first.collect()
-    }
-
-    /// Returns whether a worker has `count` devices that meet `requirement` and have the fingerprint
-    /// of the lease's devices.
-    pub(crate) fn has_equal(
-        &self,
-        worker: WorkerId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> bool {
-        let offers = self.get(worker).into_iter().flat_map(Worker::offers);
-        let equal = offers.filter(|it| requirement.accepts(it) && requirement.is_equal(it));
-        equal.count() >= count
-    }
-
-    /// Returns free devices of a worker that meet `requirement`, and are not held back for another
-    /// lease: at most `count`, those first that have the fingerprint of the lease's devices.
-    pub(crate) fn fitting(
-        &self,
-        worker: WorkerId,
-        lease: LeaseId,
-        requirement: &Requirement,
-        count: usize,
-    ) -> Vec<DeviceRef> {
-        let accepts = |device: &DeviceSpec| requirement.accepts(device);
-        let known = self.get(worker).into_iter();
-        let free = known.flat_map(|known| known.free(&accepts));
-        let free = free.map(|(_, index)| DeviceRef { worker, index });
-        let fits = |device_ref: &DeviceRef| {
-            let holder = self.held_back.holder(*device_ref);
-            holder.is_none_or(|holder| holder == lease)
-        };
-        let mut fitting: Vec<_> = free.filter(fits).collect();
-        let is_equal = |device_ref: &DeviceRef| {
-            let device = self.device(*device_ref);
-            device.is_some_and(|device| requirement.is_equal(device))
-        };
-        fitting.sort_by_key(|device_ref| !is_equal(device_ref));
-        fitting.truncate(count);
-        fitting
     }
 
     /// Returns whether anything has happened since [`clear_changed`](Self::clear_changed) that may have
