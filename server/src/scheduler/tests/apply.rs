@@ -132,7 +132,7 @@ async fn a_plan_is_refused_once_a_tenant_was_changed() {
         },
     ] {
         let (_, error) = error_of(rig.apply(request).await);
-        assert!(error.message.contains("changed meanwhile"), "{error}");
+        assert!(error.message.contains("in the meantime"), "{error}");
     }
     assert_eq!(rig.tenant_names().await, ["blue", "default"]);
     // The tenants are as they were for the plan, so it is right again.
@@ -140,7 +140,7 @@ async fn a_plan_is_refused_once_a_tenant_was_changed() {
     rig.apply(apply.clone()).await.unwrap();
     assert_eq!(rig.tenant_names().await, ["default", "red"]);
     let (_, error) = error_of(rig.apply(apply).await);
-    assert!(error.message.contains("changed meanwhile"), "{error}");
+    assert!(error.message.contains("in the meantime"), "{error}");
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn one_of_two_at_once_is_refused() {
     let left = if one.is_ok() { "red" } else { "blue" };
     let refused = if one.is_ok() { two } else { one };
     let (_, error) = error_of(refused);
-    assert!(error.message.contains("changed meanwhile"), "{error}");
+    assert!(error.message.contains("in the meantime"), "{error}");
     let mut names = rig.tenant_names().await;
     names.retain(|name| name != "default");
     assert_eq!(names, [left]);
