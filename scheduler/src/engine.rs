@@ -29,6 +29,7 @@ mod moves;
 mod reclaim;
 mod records;
 mod requests;
+mod settle;
 mod stores;
 mod suspension;
 mod unstable_keepers;
@@ -44,7 +45,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
-use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId};
+use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
 use crate::lease::Standing;
 use crate::leases::Leases;
 use crate::options::Options;
@@ -87,6 +88,9 @@ pub struct Engine {
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
+    /// Until when leases and requests wait for the same devices as now if nothing changes; `None` if something
+    /// has changed since these were found out.
+    settled_until: Option<Timestamp>,
     /// The leases whose keepers must be chosen again although the leases do not change.
     unstable_keepers: UnstableKeepers,
     /// Whether a worker may yet join that a lease from an earlier scheduler's records names.
@@ -121,6 +125,7 @@ impl Engine {
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,
+            settled_until: None,
             unstable_keepers: UnstableKeepers::default(),
             options,
             awaits_recorded_workers: false,
@@ -137,6 +142,13 @@ impl Engine {
     /// order.
     pub fn handle(&mut self, event: Event, now: Timestamp) -> Vec<Command> {
         self.now = now;
+        let is_report = matches!(
+            event,
+            Event::Worker {
+                event: WorkerEvent::Heartbeat | WorkerEvent::SnapshotsKept { .. },
+                ..
+            }
+        );
         match event {
             Event::Tick => self.tick(),
             Event::Gap { since } => self.resume_after(since),
@@ -166,38 +178,13 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
-        loop {
-            self.move_leases();
-            self.process_queue();
-            // A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
-            if !self.drop_stale_holds() && !self.reclaim() {
-                break;
-            }
+        // Workers report often, and mostly nothing new.
+        if !(is_report && self.is_settled()) {
+            self.place();
         }
         self.report_positions();
         self.settle();
         mem::take(&mut self.commands)
-    }
-
-    /// Records what tenants have, gives durable leases keepers, and has snapshots of suspended leases handed
-    /// over, as far as something has changed on which these depend.
-    fn settle(&mut self) {
-        let changed_workers = self.pool.take_changed_workers();
-        let mut changed = self.leases.take_touched();
-        for worker in &changed_workers {
-            let kept = self.leases.index().kept(*worker);
-            self.pool.set_kept(*worker, kept);
-            changed.extend(self.leases.index().naming(*worker));
-        }
-        if !changed_workers.is_empty() {
-            changed.extend(self.unstable_keepers.depending_on_workers());
-        }
-        self.record_shares(!changed_workers.is_empty());
-        self.assign_keepers(&changed);
-        self.assign_handovers(&changed);
-        self.count_kept();
-        // What has changed just now is settled.
-        self.leases.take_touched();
     }
 
     /// Returns when to send the next [`Event::Tick`], which may be in the past, or `None`

@@ -132,6 +132,11 @@ impl Leases {
         self.touched.insert(id);
     }
 
+    /// Returns whether leases may have changed since the last [`take_touched`](Self::take_touched).
+    pub(crate) fn has_touched(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
     /// Returns the leases that may have changed since the last call.
     pub(crate) fn take_touched(&mut self) -> BTreeSet<LeaseId> {
         mem::take(&mut self.touched)

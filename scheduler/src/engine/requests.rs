@@ -22,7 +22,7 @@ use crate::time::Timestamp;
 const MAX_REPORTED_AT_ONCE: usize = 64;
 
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
-const RANK_INTERVAL: Duration = Duration::from_secs(10);
+pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
 /// and the lease that the request would become.

@@ -1,0 +1,71 @@
+//! What follows from an event: who gets devices, keepers and snapshots now.
+
+use super::Engine;
+use super::durable::{KEEPER_SILENCE, RECORDED_KEEPER_TIMEOUT};
+use super::requests::RANK_INTERVAL;
+use crate::time::Timestamp;
+
+impl Engine {
+    /// Has leases go on and requests granted, as far as there are devices, and takes devices back for those
+    /// within guarantees.
+    pub(super) fn place(&mut self) {
+        loop {
+            self.move_leases();
+            self.process_queue();
+            // A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
+            if !self.drop_stale_holds() && !self.reclaim() {
+                break;
+            }
+        }
+        self.settled_until = Some(self.next_change());
+    }
+
+    /// Returns whether nothing has changed since [`place`](Self::place) on which its result depends.
+    pub(super) fn is_settled(&self) -> bool {
+        let is_soon = self.settled_until.is_some_and(|until| self.now < until);
+        is_soon && !self.leases.has_touched()
+    }
+
+    /// Returns the time from which [`place`](Self::place) may have another result although nothing else has
+    /// changed.
+    fn next_change(&self) -> Timestamp {
+        let index = self.leases.index();
+        let waiting = index.unsettled().filter_map(|id| self.leases.get(id));
+        let avoided = waiting.flat_map(|lease| lease.avoided.values().copied());
+        let silent = self.pool.index().disconnected().iter();
+        let silent = silent.filter_map(|worker| {
+            let silence = self.pool.silence(*worker, self.now);
+            Some(self.now + KEEPER_SILENCE.checked_sub(silence)?)
+        });
+        let times = avoided.chain(silent);
+        let times = times.chain([
+            self.started + RECORDED_KEEPER_TIMEOUT,
+            self.ranked_at + RANK_INTERVAL,
+        ]);
+        let times = times.chain(self.reclaim_at).filter(|at| *at > self.now);
+        let never = Timestamp::from_millis(u64::MAX);
+        times.min().unwrap_or(never)
+    }
+
+    /// Records what tenants have, gives durable leases keepers, and has snapshots of suspended leases handed
+    /// over, as far as something has changed on which these depend.
+    pub(super) fn settle(&mut self) {
+        let changed_workers = self.pool.take_changed_workers();
+        let mut changed = self.leases.take_touched();
+        for worker in &changed_workers {
+            let kept = self.leases.index().kept(*worker);
+            self.pool.set_kept(*worker, kept);
+            changed.extend(self.leases.index().naming(*worker));
+        }
+        if !changed_workers.is_empty() {
+            changed.extend(self.unstable_keepers.depending_on_workers());
+        }
+        self.record_shares(!changed_workers.is_empty());
+        self.assign_keepers(&changed);
+        self.assign_handovers(&changed);
+        self.count_kept();
+        if !self.leases.take_touched().is_empty() {
+            self.settled_until = None;
+        }
+    }
+}
