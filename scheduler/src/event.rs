@@ -211,6 +211,20 @@ pub enum WorkerEvent {
     Disconnected,
 }
 
+impl WorkerEvent {
+    /// Returns the first message of a worker that has had no lease yet.
+    pub fn join_new(registration: Registration) -> Self {
+        Self::Join {
+            registration,
+            held: Vec::new(),
+            ended: Vec::new(),
+            suspended: Vec::new(),
+            out_of_service: Outages::new(),
+            leaving: false,
+        }
+    }
+}
+
 /// What a worker offers. It stays the same for the life of a worker, because clients that
 /// hold leases received it. A worker that joins with a different registration is treated as
 /// a new worker.

@@ -33,7 +33,7 @@ pub(crate) struct Leases {
     recorded: BTreeMap<LeaseId, LeaseRecord>,
 }
 
-/// A lease, and by what it is found.
+/// A lease, and its keys in the index.
 struct Entry {
     lease: Lease,
     keys: Keys,
@@ -100,7 +100,7 @@ impl Leases {
         self.leases.get(&lease).map(|entry| &entry.lease)
     }
 
-    /// Returns by what leases are found, and sums over them.
+    /// Returns the indexes of leases, and sums over them.
     pub(crate) fn index(&self) -> &LeaseIndex {
         &self.index
     }

@@ -13,6 +13,7 @@
 //! This crate must not depend on an async runtime, a clock, a source of randomness, I/O,
 //! tokens and their signatures, or the wire format of messages.
 
+mod by_key;
 mod command;
 mod device;
 mod engine;

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
+use crate::by_key;
 use crate::device::{Demand, Shape};
 use crate::tenants::{Guaranteed, TenantName};
 use crate::time::Timestamp;
@@ -214,12 +215,7 @@ impl Queue {
                 self.by_tenant.remove(&removed.tenant);
             }
         }
-        if let Some(count) = self.shapes.get_mut(&shape) {
-            *count -= 1;
-            if *count == 0 {
-                self.shapes.remove(&shape);
-            }
-        }
+        by_key::decrement(&mut self.shapes, &shape);
         Some(removed)
     }
 
@@ -288,7 +284,7 @@ impl Queue {
     fn insert(&mut self, waiting: QueuedRequest) {
         self.changed = true;
         let (lease, shape) = (waiting.lease, Shape::of(&waiting.demand));
-        *self.shapes.entry(shape.clone()).or_default() += 1;
+        by_key::increment(&mut self.shapes, shape.clone());
         let of_tenant = self.by_tenant.entry(waiting.tenant.clone()).or_default();
         of_tenant.insert(shape, waiting.rank());
         self.by_client

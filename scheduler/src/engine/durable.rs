@@ -16,6 +16,7 @@ use super::Engine;
 use super::keeper_choice::{Chosen, Stability};
 use crate::command::{Command, Peer};
 use crate::lease::{Keeper, Lease, Standing};
+use crate::time::Timestamp;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
 /// engine finds out later.
@@ -33,7 +34,7 @@ impl Engine {
     /// snapshots, too, and lets others find another keeper.
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
         let mut over = Vec::new();
-        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+        for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
             let Some(mut lease) = self.leases.get_mut(id) else {
                 continue;
             };
@@ -54,7 +55,7 @@ impl Engine {
     /// Has the keepers of leases announced again that use `worker`, which has a new stream, and will
     /// report again what they have.
     pub(super) fn forget_announced(&mut self, worker: WorkerId) {
-        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+        for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
             let Some(mut lease) = self.leases.get_mut(id) else {
                 continue;
             };
@@ -90,6 +91,12 @@ impl Engine {
         for id in due {
             self.assign_keepers_of(id);
         }
+    }
+
+    /// Returns the time from which a worker without a stream gives way as a keeper; `None` if that was earlier.
+    pub(super) fn gives_way_at(&self, worker: WorkerId) -> Option<Timestamp> {
+        let silence = self.pool.silence(worker, self.now);
+        Some(self.now + KEEPER_SILENCE.checked_sub(silence)?)
     }
 
     /// Has the pool know how many parts of leases each worker keeps.

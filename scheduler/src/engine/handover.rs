@@ -39,7 +39,7 @@ impl Engine {
         let index = self.leases.index();
         // These need another worker, whichever that is.
         let draining = self.pool.index().draining().iter();
-        let at_draining = draining.flat_map(|worker| index.naming(*worker));
+        let at_draining = draining.flat_map(|worker| index.of_worker(*worker));
         let due = index.unsettled().chain(index.handing_over());
         let due = due.chain(at_draining);
         let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();

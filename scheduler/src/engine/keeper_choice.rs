@@ -141,18 +141,16 @@ impl KeeperChoice<'_> {
 
     /// Returns when this keeper must be chosen again.
     fn stability(&self, keeper: Option<WorkerId>) -> Stability {
+        let engine = self.engine;
         let Engine {
             pool, now, started, ..
-        } = self.engine;
+        } = engine;
         let is_steady = |worker: &WorkerId| pool.is_connected(*worker) && pool.stays(*worker);
         let unsteady = [Some(self.source), keeper].into_iter().flatten();
         let unsteady: Vec<_> = unsteady.filter(|worker| !is_steady(worker)).collect();
         let keeps_other = keeper.is_some_and(|keeper| self.others.contains(&keeper));
-        let silent_at = unsteady.iter().filter_map(|worker| {
-            let silence = pool.silence(*worker, *now);
-            let left = KEEPER_SILENCE.checked_sub(silence);
-            left.map(|left| *now + left)
-        });
+        let silent_at = unsteady.iter().copied();
+        let silent_at = silent_at.filter_map(|worker| engine.gives_way_at(worker));
         let given_up_at = *started + RECORDED_KEEPER_TIMEOUT;
         let times = self.lease.avoided.values().copied().chain(silent_at);
         let times = times.chain([given_up_at]).filter(|at| at > now);
@@ -204,7 +202,7 @@ impl KeeperChoice<'_> {
         let special = self.special();
         let of_special = special.iter().copied().filter_map(|it| self.merit(it));
         let groups = self.engine.pool.index().groups();
-        let groups = groups.filter(|(alike, _)| alike.is_connected && !alike.is_draining);
+        let groups = groups.filter(|(key, _)| key.is_connected && !key.is_draining);
         let of_others = groups.filter_map(|(_, group)| {
             // All that are alike have the same merit but for what they keep.
             let is_candidate = |worker| !special.contains(&worker) && self.can_keep(worker);

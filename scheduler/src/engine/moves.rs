@@ -138,14 +138,17 @@ impl Engine {
                 Some(false) => KeptHere::WithoutRoom,
                 Some(true) => KeptHere::WithRoom,
             };
+            let is_kept = |keeper: &Keeper| {
+                let part = PartId {
+                    lease: id,
+                    index: keeper.part,
+                };
+                at_keepers.contains(&(part, keeper.worker))
+            };
             let is_same = |lease: &Lease| {
                 let keeper = lease.keepers.get(&worker);
                 let is_keeper_same = keeper.is_none_or(|keeper| {
-                    let part = PartId {
-                        lease: id,
-                        index: keeper.part,
-                    };
-                    let is_kept = at_keepers.contains(&(part, keeper.worker));
+                    let is_kept = is_kept(keeper);
                     keeper.is_kept == is_kept && (keeper.previous.is_none() || !is_kept)
                 });
                 is_keeper_same && lease.kept_at.get(&worker) == Some(&kept)
@@ -156,14 +159,10 @@ impl Engine {
             }
             if let Some(mut lease) = self.leases.get_mut(id) {
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
-                    let part = PartId {
-                        lease: id,
-                        index: keeper.part,
-                    };
-                    keeper.is_kept = at_keepers.contains(&(part, keeper.worker));
+                    keeper.is_kept = is_kept(keeper);
                     if keeper.is_kept {
                         let previous = keeper.previous.take();
-                        unused.extend(previous.map(|previous| (previous, id, part.index)));
+                        unused.extend(previous.map(|previous| (previous, id, keeper.part)));
                     }
                 }
                 lease.kept_at.insert(worker, kept);

@@ -24,8 +24,8 @@ const MAX_REPORTED_AT_ONCE: usize = 64;
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
 pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The next request of a tenant, the first first: the tenant's share, the number of the request, the tenant,
-/// and the lease that the request would become.
+/// The next request of a tenant, in the order in which these get devices: the tenant's share, the number of
+/// the request, the tenant, and the lease that the request would become.
 type Next = (u64, u64, TenantName, LeaseId);
 
 /// A tenant may have this many times as many requests in the queue as there is room for more. So a single
@@ -253,8 +253,7 @@ impl Engine {
 
     /// Returns whether enough devices are free for a request of this shape of any tenant.
     fn has_free(&self, shape: &Shape) -> bool {
-        let free = self.pool.index().free();
-        free.count(|device| shape.accepts(device)) >= shape.devices as usize
+        self.pool.free_for(shape, |_| true) >= shape.devices as usize
     }
 
     /// Returns the next request of a tenant, of these shapes, that is beyond its guarantee and fits.
@@ -268,10 +267,8 @@ impl Engine {
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |shape: &Shape| {
-            let may_have = |device: &DeviceSpec| {
-                shape.accepts(device) && limit.allows(used, device, shape.devices)
-            };
-            self.pool.index().free().count(may_have) >= shape.devices as usize
+            let may_have = |device: &DeviceSpec| limit.allows(used, device, shape.devices);
+            self.pool.free_for(shape, may_have) >= shape.devices as usize
         };
         let head = |shape: &Shape| {
             let mut of_shape = requests.of_shape(shape).filter(|_| is_allowed(shape));
@@ -312,10 +309,9 @@ impl Engine {
     /// Refuses the requests that could never be granted.
     fn refuse_impossible(&mut self) {
         let shapes = self.queue.shapes();
-        let impossible = shapes.filter(|shape| {
-            let offered = self.pool.index().offered();
-            offered.count(|device| shape.accepts(device)) < shape.devices as usize
-        });
+        let is_impossible =
+            |shape: &&Shape| self.pool.offers(shape, |_| true) < shape.devices as usize;
+        let impossible = shapes.filter(is_impossible);
         let impossible: BTreeSet<_> = impossible.collect();
         let mut refused = BTreeSet::new();
         for (tenant, requests) in self.queue.by_tenant() {

@@ -1,7 +1,7 @@
 //! What follows from an event: who gets devices, keepers and snapshots now.
 
 use super::Engine;
-use super::durable::{KEEPER_SILENCE, RECORDED_KEEPER_TIMEOUT};
+use super::durable::RECORDED_KEEPER_TIMEOUT;
 use super::requests::RANK_INTERVAL;
 use crate::time::Timestamp;
 
@@ -33,10 +33,7 @@ impl Engine {
         let waiting = index.unsettled().filter_map(|id| self.leases.get(id));
         let avoided = waiting.flat_map(|lease| lease.avoided.values().copied());
         let silent = self.pool.index().disconnected().iter();
-        let silent = silent.filter_map(|worker| {
-            let silence = self.pool.silence(*worker, self.now);
-            Some(self.now + KEEPER_SILENCE.checked_sub(silence)?)
-        });
+        let silent = silent.filter_map(|worker| self.gives_way_at(*worker));
         let times = avoided.chain(silent);
         let times = times.chain([
             self.started + RECORDED_KEEPER_TIMEOUT,
@@ -55,7 +52,7 @@ impl Engine {
         for worker in &changed_workers {
             let kept = self.leases.index().kept(*worker);
             self.pool.set_kept(*worker, kept);
-            changed.extend(self.leases.index().naming(*worker));
+            changed.extend(self.leases.index().of_worker(*worker));
         }
         if !changed_workers.is_empty() {
             changed.extend(self.unstable_keepers.depending_on_workers());

@@ -89,7 +89,7 @@ impl Engine {
 
     /// Returns the number of leases whose snapshots a worker holds.
     fn held_at(&self, worker: WorkerId) -> usize {
-        let named = self.leases.index().naming(worker);
+        let named = self.leases.index().of_worker(worker);
         let named = named.filter_map(|id| self.leases.get(id));
         named
             .filter(|lease| lease.holders().contains(&worker))
@@ -320,7 +320,7 @@ impl Engine {
             let lease = self.leases.get(*id);
             lease.is_some_and(|lease| lease.holders().contains(&worker))
         };
-        let named = self.leases.index().naming(worker);
+        let named = self.leases.index().of_worker(worker);
         let known: Vec<_> = named.filter(is_holder).collect();
         for id in held.iter().filter(|id| !known.contains(id)) {
             self.drop_snapshots(worker, *id);
@@ -345,7 +345,7 @@ impl Engine {
     /// part has no other one, for `reason`.
     pub(super) fn on_holder_lost(&mut self, worker: WorkerId, reason: &EndReason) {
         let mut over = Vec::new();
-        for id in self.leases.index().naming(worker).collect::<Vec<_>>() {
+        for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
             let Some(mut lease) = self.leases.get_mut(id) else {
                 continue;
             };

@@ -195,7 +195,7 @@ impl Engine {
             let lease = self.leases.get(*id);
             lease.is_some_and(|it| it.rejoin_by.is_some() && it.workers().contains(&worker))
         };
-        let named = self.leases.index().naming(worker);
+        let named = self.leases.index().of_worker(worker);
         for id in named.filter(is_claimed).collect::<Vec<_>>() {
             self.reserve(id);
         }

@@ -1,14 +1,15 @@
-//! By what leases are found, and sums over them, so that no event has to go through all leases.
+//! Indexes of leases, and sums over them, so that no event has to go through all leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use crate::by_key;
 use crate::lease::{Keeper, Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
-/// By what one lease is found, and what it adds to the sums.
+/// The keys of one lease in the indexes, and what the lease adds to the sums.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Keys {
     owner: Option<ClientId>,
@@ -64,7 +65,7 @@ impl Keys {
     }
 }
 
-/// By what leases are found, and sums over them.
+/// Indexes of leases, and sums over them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeaseIndex {
     by_owner: BTreeMap<ClientId, BTreeSet<LeaseId>>,
@@ -85,7 +86,7 @@ pub(crate) struct LeaseIndex {
 }
 
 impl LeaseIndex {
-    /// Records that a lease is found by `keys`, and no more by `before`.
+    /// Replaces the keys `before` of a lease by `keys`.
     pub(super) fn replace(&mut self, id: LeaseId, before: &Keys, keys: &Keys) {
         self.count(id, before, false);
         self.count(id, keys, true);
@@ -122,10 +123,16 @@ impl LeaseIndex {
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
-            change_member(&mut self.by_owner, owner, id, is_added);
+            match is_added {
+                true => by_key::insert(&mut self.by_owner, owner, id),
+                false => by_key::remove(&mut self.by_owner, &owner, &id),
+            }
         }
         for worker in &keys.workers {
-            change_member(&mut self.by_worker, *worker, id, is_added);
+            match is_added {
+                true => by_key::insert(&mut self.by_worker, *worker, id),
+                false => by_key::remove(&mut self.by_worker, worker, &id),
+            }
         }
         if let Some(at) = keys.ends_at {
             match is_added {
@@ -134,11 +141,17 @@ impl LeaseIndex {
             };
         }
         for worker in &keys.keepers {
-            change_count(&mut self.kept, *worker, is_added);
+            match is_added {
+                true => by_key::increment(&mut self.kept, *worker),
+                false => by_key::decrement(&mut self.kept, worker),
+            }
             self.changed_keepers.insert(*worker);
         }
         for worker in &keys.held_by {
-            change_count(&mut self.held, *worker, is_added);
+            match is_added {
+                true => by_key::increment(&mut self.held, *worker),
+                false => by_key::decrement(&mut self.held, worker),
+            }
         }
         match (keys.is_unclaimed, is_added) {
             (true, true) => self.unclaimed += 1,
@@ -153,12 +166,12 @@ impl LeaseIndex {
     }
 
     /// Returns the leases that have devices of a worker, or snapshots, or of which it has reported something.
-    pub(crate) fn naming(&self, worker: WorkerId) -> impl Iterator<Item = LeaseId> {
+    pub(crate) fn of_worker(&self, worker: WorkerId) -> impl Iterator<Item = LeaseId> {
         self.by_worker.get(&worker).into_iter().flatten().copied()
     }
 
-    /// Returns the leases that wait for devices, and those that are suspended and whose client has yet to be
-    /// told.
+    /// Returns the leases that wait for devices, and those that are suspended and whose client does not know it
+    /// yet.
     pub(crate) fn unsettled(&self) -> impl Iterator<Item = LeaseId> {
         self.unsettled.iter().copied()
     }
@@ -206,33 +219,6 @@ impl LeaseIndex {
     /// Returns a number that rises whenever a tenant has something else than before.
     pub(crate) fn used_version(&self) -> u64 {
         self.used_version
-    }
-}
-
-fn change_member<K: Ord>(
-    sets: &mut BTreeMap<K, BTreeSet<LeaseId>>,
-    key: K,
-    id: LeaseId,
-    is_added: bool,
-) {
-    if is_added {
-        sets.entry(key).or_default().insert(id);
-    } else if let Some(set) = sets.get_mut(&key) {
-        set.remove(&id);
-        if set.is_empty() {
-            sets.remove(&key);
-        }
-    }
-}
-
-fn change_count(counts: &mut BTreeMap<WorkerId, usize>, worker: WorkerId, is_added: bool) {
-    if is_added {
-        *counts.entry(worker).or_default() += 1;
-    } else if let Some(count) = counts.get_mut(&worker) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(&worker);
-        }
     }
 }
 

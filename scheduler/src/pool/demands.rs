@@ -62,6 +62,16 @@ impl Pool {
         self.index().offered().count(accepts)
     }
 
+    /// Returns the number of devices that any lease may get now, and `demand` and `may_have` accept.
+    pub(crate) fn free_for(
+        &self,
+        demand: &Demand,
+        may_have: impl Fn(&DeviceSpec) -> bool,
+    ) -> usize {
+        let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
+        self.index().free().count(accepts)
+    }
+
     /// Returns the kinds of devices that a demand could get.
     pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
         let offered = self.index().offered().iter();
@@ -119,8 +129,8 @@ impl Pool {
         accepts: &impl Fn(&DeviceSpec) -> bool,
     ) -> Vec<Candidate> {
         let own: BTreeSet<_> = held_back.iter().map(|it| it.worker).collect();
-        let groups = self.index().groups().flat_map(|(alike, group)| {
-            let free = alike.free.count(accepts);
+        let groups = self.index().groups().flat_map(|(key, group)| {
+            let free = key.free.count(accepts);
             let enough = wanted.checked_div(free).map_or(0, |whole| whole + 1);
             let others = group.by_id().filter(|worker| !own.contains(worker));
             others.take(enough)

@@ -54,8 +54,8 @@ impl Pool {
         requirement: &Requirement,
         count: usize,
     ) -> BTreeSet<WorkerId> {
-        let groups = self.index.groups().filter(|(alike, _)| {
-            let free = alike.free.count(|device| requirement.accepts(device));
+        let groups = self.index.groups().filter(|(key, _)| {
+            let free = key.free.count(|device| requirement.accepts(device));
             free >= count
         });
         let own = self.held_back_for(lease).into_iter();
@@ -76,8 +76,8 @@ impl Pool {
         enough: usize,
         is_wanted: impl Fn(WorkerId) -> bool,
     ) -> BTreeSet<WorkerId> {
-        let groups = self.index.groups().filter(|(alike, _)| {
-            let offered = alike.offered.count(|device| requirement.accepts(device));
+        let groups = self.index.groups().filter(|(key, _)| {
+            let offered = key.offered.count(|device| requirement.accepts(device));
             offered >= count
         });
         let first = groups.flat_map(|(_, group)| {

@@ -6,6 +6,7 @@ use std::mem;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Pool;
+use crate::by_key;
 use crate::event::DeviceRef;
 
 /// Free devices that only one lease gets each, or the request that is to become it: it waits for more of them.
@@ -25,18 +26,13 @@ impl HeldBack {
         let Some(lease) = self.by_device.remove(&device_ref) else {
             return;
         };
-        if let Some(devices) = self.by_lease.get_mut(&lease) {
-            devices.remove(&device_ref);
-            if devices.is_empty() {
-                self.by_lease.remove(&lease);
-            }
-        }
+        by_key::remove(&mut self.by_lease, &lease, &device_ref);
     }
 
     fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId) {
         self.remove(device_ref);
         self.by_device.insert(device_ref, lease);
-        self.by_lease.entry(lease).or_default().insert(device_ref);
+        by_key::insert(&mut self.by_lease, lease, device_ref);
     }
 }
 
@@ -86,7 +82,7 @@ impl Pool {
         self.changed |= self.held_back.by_device != *before;
     }
 
-    /// Updates by what workers are found, whose devices are held back or are not any more.
+    /// Updates the index for workers whose devices are held back, or are not any more.
     fn refresh(&mut self, workers: BTreeSet<WorkerId>) {
         for worker in workers {
             drop(self.worker_mut(worker));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tensord_proto::ids::{StoreId, WorkerId};
 
+use crate::by_key;
 use crate::device::DeviceSpec;
 
 /// What devices have in common that differ in their names only. Ordered by memory first.
@@ -103,7 +104,7 @@ impl ClassCounts {
 
 /// What workers of a group have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Alike {
+pub(crate) struct GroupKey {
     /// The devices that leases may get now or later.
     pub(crate) offered: ClassCounts,
     /// Those that any lease may get now.
@@ -112,10 +113,10 @@ pub(crate) struct Alike {
     pub(crate) is_draining: bool,
 }
 
-/// By what one worker is found.
+/// The keys of one worker in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WorkerKeys {
-    pub(super) alike: Alike,
+    pub(super) group: GroupKey,
     /// The number of parts of leases whose snapshots it keeps.
     pub(super) kept: usize,
     /// The snapshot store that it has open.
@@ -144,7 +145,7 @@ impl Group {
 /// The workers by what they offer and have free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkerIndex {
-    groups: BTreeMap<Alike, Group>,
+    groups: BTreeMap<GroupKey, Group>,
     offered: ClassCounts,
     free: ClassCounts,
     by_store: BTreeMap<StoreId, BTreeSet<WorkerId>>,
@@ -157,69 +158,74 @@ pub(crate) struct WorkerIndex {
 }
 
 impl WorkerIndex {
-    /// Records that a worker is found by `keys`, and no more by `before`; `None` if it is not in the pool.
+    /// Replaces the keys `before` of a worker by `keys`; `None` stands for a worker that is not in the pool.
     pub(super) fn replace(
         &mut self,
         id: WorkerId,
         before: Option<&WorkerKeys>,
         keys: Option<&WorkerKeys>,
     ) {
-        let essence = |it: &WorkerKeys| {
-            let Alike {
+        let offer_and_stream = |it: &WorkerKeys| {
+            let GroupKey {
                 offered,
                 is_connected,
                 is_draining,
                 ..
-            } = &it.alike;
+            } = &it.group;
             (offered.clone(), *is_connected, *is_draining)
         };
-        if before.map(essence) != keys.map(essence) {
+        if before.map(offer_and_stream) != keys.map(offer_and_stream) {
             self.changed.insert(id);
         }
-        if before.map(|it| &it.alike) != keys.map(|it| &it.alike) {
+        if before.map(|it| &it.group) != keys.map(|it| &it.group) {
             self.version += 1;
         }
-        if let Some(WorkerKeys { alike, kept, store }) = before {
-            if let Some(store) = store
-                && let Some(workers) = self.by_store.get_mut(store)
-            {
-                workers.remove(&id);
-                if workers.is_empty() {
-                    self.by_store.remove(store);
-                }
+        if let Some(WorkerKeys {
+            group: key,
+            kept,
+            store,
+        }) = before
+        {
+            if let Some(store) = store {
+                by_key::remove(&mut self.by_store, store, &id);
             }
-            self.offered.subtract_all(&alike.offered);
-            self.free.subtract_all(&alike.free);
+            self.offered.subtract_all(&key.offered);
+            self.free.subtract_all(&key.free);
             self.draining.remove(&id);
             self.disconnected.remove(&id);
-            if let Some(group) = self.groups.get_mut(alike) {
+            if let Some(group) = self.groups.get_mut(key) {
                 group.by_id.remove(&id);
                 group.by_kept.remove(&(*kept, id));
                 if group.by_id.is_empty() {
-                    self.groups.remove(alike);
+                    self.groups.remove(key);
                 }
             }
         }
-        if let Some(WorkerKeys { alike, kept, store }) = keys {
+        if let Some(WorkerKeys {
+            group: key,
+            kept,
+            store,
+        }) = keys
+        {
             if let Some(store) = store {
-                self.by_store.entry(*store).or_default().insert(id);
+                by_key::insert(&mut self.by_store, *store, id);
             }
-            self.offered.add_all(&alike.offered);
-            self.free.add_all(&alike.free);
-            if alike.is_draining {
+            self.offered.add_all(&key.offered);
+            self.free.add_all(&key.free);
+            if key.is_draining {
                 self.draining.insert(id);
             }
-            if !alike.is_connected {
+            if !key.is_connected {
                 self.disconnected.insert(id);
             }
-            let group = self.groups.entry(alike.clone()).or_default();
+            let group = self.groups.entry(key.clone()).or_default();
             group.by_id.insert(id);
             group.by_kept.insert((*kept, id));
         }
     }
 
     /// Returns the groups.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = (&Alike, &Group)> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&GroupKey, &Group)> {
         self.groups.iter()
     }
 

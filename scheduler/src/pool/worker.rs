@@ -8,7 +8,7 @@ use std::time::Duration;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 
-use super::index::{Alike, ClassCounts, DeviceClass, WorkerKeys};
+use super::index::{ClassCounts, DeviceClass, GroupKey, WorkerKeys};
 use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
 use crate::snapshot::{DeviceSnapshot, WorkerSnapshot};
@@ -220,7 +220,8 @@ impl Worker {
         before != self.out_of_service
     }
 
-    /// Returns by what the worker is found; `is_held_back` tells whether a free device is, by its index.
+    /// Returns the keys of the worker in the index; `is_held_back` returns whether the free device with an
+    /// index is held back.
     pub(super) fn keys(&self, is_held_back: impl Fn(u32) -> bool) -> WorkerKeys {
         let (mut offered, mut free) = (ClassCounts::default(), ClassCounts::default());
         for (index, class) in (0..).zip(&self.classes) {
@@ -231,14 +232,14 @@ impl Worker {
                 free.add(class, 1);
             }
         }
-        let alike = Alike {
+        let group = GroupKey {
             offered,
             free,
             is_connected: self.stream.is_some(),
             is_draining: self.is_draining(),
         };
         WorkerKeys {
-            alike,
+            group,
             kept: self.kept,
             store: self.store(),
         }

@@ -11,7 +11,7 @@ use super::index::{WorkerIndex, WorkerKeys};
 use super::worker::Worker;
 use crate::event::DeviceRef;
 
-/// A worker, and by what it is found.
+/// A worker, and its keys in the index.
 pub(super) struct Entry {
     pub(super) worker: Worker,
     pub(super) keys: WorkerKeys,
@@ -50,7 +50,7 @@ impl Drop for WorkerMut<'_> {
     }
 }
 
-/// Returns by what a worker is found.
+/// Returns the keys of a worker in the index.
 pub(super) fn keys_of(id: WorkerId, worker: &Worker, held_back: &HeldBack) -> WorkerKeys {
     worker.keys(|index| held_back.holder(DeviceRef { worker: id, index }).is_some())
 }
