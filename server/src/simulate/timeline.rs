@@ -12,7 +12,7 @@ const POINTS: usize = 180;
 const MAX_AREAS: usize = 7;
 
 /// Colours of the areas, and that of all other tenants at the end (those of Okabe and Ito, "Color Universal
-/// Design", 2008, which the colour-blind can tell apart).
+/// Design", 2008, which colour-blind people can distinguish).
 const COLOURS: [&str; MAX_AREAS + 1] = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
 ];

@@ -37,7 +37,7 @@ pub(crate) struct Job {
     pub(crate) arrival_ms: u64,
     /// The tenant of the program.
     pub(crate) tenant: String,
-    /// Whose program it is. May be empty. The engine does not tell the users of a tenant apart.
+    /// The name of the user, which may be empty. The engine does not distinguish the users of a tenant.
     pub(crate) user: String,
     /// The number of devices, which it gets all at once.
     pub(crate) devices: u32,

@@ -191,14 +191,7 @@ impl Load {
             devices: vec![device; DEVICES],
             store: None,
         };
-        let join = WorkerEvent::Join {
-            registration,
-            held: Vec::new(),
-            ended: Vec::new(),
-            suspended: Vec::new(),
-            out_of_service: BTreeMap::new(),
-            leaving: false,
-        };
+        let join = WorkerEvent::join_new(registration);
         self.worker_event(WorkerId(number as u64 + 1), join);
     }
 
