@@ -3,15 +3,13 @@
 //! The scheduler plans the changes and shows the plan first. It carries it out if the tenants are the same
 //! then, and what is in use is not concerned or the change is forced.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 use tensord_proto::v1::{ApplyTenantsRequest, PlannedTenant, TenantInfo, TenantPlan};
 use tensord_transport::PoolUrl;
 
 use super::{
     admin::{self, error::AdminError, into_reply, with_token},
-    tenants::{by_kind, guarantee_text, kinds_of, limit_text, request_of},
+    tenants::{TermsJson, guarantee_text, limit_text, request_of, terms_json},
 };
 use crate::{config::ApplyConfig, failure::Failure, human::plural, stdout};
 
@@ -46,14 +44,6 @@ struct ChangeJson<'a> {
     after: Option<TermsJson<'a>>,
     in_use: &'a [String],
     kept_tokens: &'a [String],
-}
-
-#[derive(Serialize)]
-struct TermsJson<'a> {
-    weight: u32,
-    guaranteed: BTreeMap<&'a str, u32>,
-    limit: BTreeMap<&'a str, u32>,
-    limit_memory_bytes: Option<u64>,
 }
 
 /// Applies the file, and prints what changes.
@@ -234,16 +224,6 @@ fn json_of(plan: &TenantPlan, outcome: Outcome) -> PlanJson<'_> {
         warnings: &plan.warnings,
         revoked_tokens: &plan.revoked_tokens,
         disconnected_clients: plan.disconnected_clients,
-    }
-}
-
-fn terms_json(tenant: &TenantInfo) -> TermsJson<'_> {
-    let limit = tenant.limit.as_ref();
-    TermsJson {
-        weight: tenant.weight,
-        guaranteed: by_kind(kinds_of(tenant.guaranteed.as_ref())),
-        limit: by_kind(limit.map_or(&[], |limit| &limit.kinds)),
-        limit_memory_bytes: limit.and_then(|limit| limit.memory_bytes),
     }
 }
 

@@ -36,10 +36,8 @@ const RIGHT: [usize; 4] = [1, 5, 6, 7];
 pub(super) struct TenantJson<'a> {
     name: &'a str,
     created_ms: u64,
-    weight: u32,
-    guaranteed: BTreeMap<&'a str, u32>,
-    limit: BTreeMap<&'a str, u32>,
-    limit_memory_bytes: Option<u64>,
+    #[serde(flatten)]
+    terms: TermsJson<'a>,
     used: BTreeMap<&'a str, u32>,
     used_memory_bytes: u64,
     /// Those that have devices.
@@ -49,6 +47,15 @@ pub(super) struct TenantJson<'a> {
     past_share: f64,
     tokens: &'a [String],
     warnings: &'a [String],
+}
+
+/// The JSON for what a tenant may have, and what counts in whose request is next.
+#[derive(Serialize)]
+pub(super) struct TermsJson<'a> {
+    weight: u32,
+    guaranteed: BTreeMap<&'a str, u32>,
+    limit: BTreeMap<&'a str, u32>,
+    limit_memory_bytes: Option<u64>,
 }
 
 /// Makes one call and prints its result.
@@ -127,14 +134,10 @@ pub(super) fn request_of(change: TenantChange) -> ChangeTenantRequest {
 }
 
 pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
-    let limit = tenant.limit.as_ref();
     TenantJson {
         name: &tenant.name,
         created_ms: tenant.created_ms,
-        weight: tenant.weight,
-        guaranteed: by_kind(kinds_of(tenant.guaranteed.as_ref())),
-        limit: by_kind(limit.map_or(&[], |limit| &limit.kinds)),
-        limit_memory_bytes: limit.and_then(|limit| limit.memory_bytes),
+        terms: terms_json(tenant),
         used: by_kind(kinds_of(tenant.used.as_ref())),
         used_memory_bytes: tenant.used_memory_bytes,
         leases: tenant.leases,
@@ -146,13 +149,23 @@ pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
     }
 }
 
+pub(super) fn terms_json(tenant: &TenantInfo) -> TermsJson<'_> {
+    let limit = tenant.limit.as_ref();
+    TermsJson {
+        weight: tenant.weight,
+        guaranteed: by_kind(kinds_of(tenant.guaranteed.as_ref())),
+        limit: by_kind(limit.map_or(&[], |limit| &limit.kinds)),
+        limit_memory_bytes: limit.and_then(|limit| limit.memory_bytes),
+    }
+}
+
 /// Returns numbers of devices by kind.
-pub(super) fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
+fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
     kinds.iter().map(|it| (&*it.kind, it.count)).collect()
 }
 
 /// Returns the numbers of a message.
-pub(super) fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
+fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
     counts.map_or(&[], |counts| &counts.kinds)
 }
 
