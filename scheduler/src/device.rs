@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -147,6 +148,13 @@ impl Demand {
             && self.memory_bytes <= device.memory_bytes
             && (self.durability != Durability::Exact || is_exact())
     }
+
+    /// Returns whether a lease that has such devices can be suspended, once there are snapshots. One on devices
+    /// of several kinds could not go on.
+    pub(crate) fn can_be_suspended_on(&self, device: &DeviceSpec) -> bool {
+        let is_of_one_kind = self.devices == 1 || self.kind.is_some();
+        is_of_one_kind && Requirement::of(iter::once(device), self.durability).is_some()
+    }
 }
 
 /// What decides about the devices that a request can get: requests of the same shape fit in the same pools.
@@ -156,8 +164,8 @@ pub(crate) struct Shape(Demand);
 impl Shape {
     pub(crate) fn of(demand: &Demand) -> Self {
         let durability = match demand.durability {
-            Durability::Exact => Durability::Exact,
-            Durability::Off | Durability::Auto | Durability::Continue => Durability::Off,
+            Durability::Auto | Durability::Continue => Durability::Auto,
+            other @ (Durability::Off | Durability::Exact) => other,
         };
         Self(Demand {
             durability,

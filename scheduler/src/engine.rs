@@ -3,7 +3,7 @@
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, requests in `engine/requests.rs`, what is reclaimed and held back for them in
-//! `engine/reclaim.rs` and `engine/holds.rs`, and leases that outlive their worker in `engine/durable.rs`,
+//! `engine/reclaim.rs`, `engine/holds.rs` and `engine/reservations.rs`, and leases that outlive their worker in `engine/durable.rs`,
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
@@ -13,7 +13,7 @@
 //!   that is out of service.
 //! - No request is pending that could be granted now, or that could never be granted. Devices that are
 //!   held back for a lease or for another request cannot be granted, nor can those beyond the limit of the
-//!   request's tenant.
+//!   request's tenant, or reserved for a request that comes before.
 //! - A lease whose client is detached, or one of whose workers has yet to join, has a
 //!   deadline.
 
@@ -29,6 +29,7 @@ mod moves;
 mod reclaim;
 mod records;
 mod requests;
+mod reservations;
 mod settle;
 mod stores;
 mod suspension;
@@ -43,6 +44,7 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use self::reservations::Reservation;
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
@@ -82,6 +84,10 @@ pub struct Engine {
     /// The version of what tenants have when the requests were decided last; `None` if the policy has changed
     /// since.
     decided_version: Option<u64>,
+    /// The requests that have reservations, in order.
+    reservations: Vec<Reservation>,
+    /// Those with which the requests were decided last.
+    decided_reservations: Vec<Reservation>,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -122,6 +128,8 @@ impl Engine {
             past: PastUse::new(options.half_life),
             ranked_at: now,
             decided_version: None,
+            reservations: Vec::new(),
+            decided_reservations: Vec::new(),
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use tensord_proto::grant::GrantNumber;
-use tensord_proto::ids::{ClientId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use crate::device::{DeviceSpec, Durability, Requirement};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
@@ -39,7 +39,9 @@ pub(crate) struct Lease {
     pub(crate) granted_at: Timestamp,
     /// Since when it has its devices.
     pub(crate) running_since: Timestamp,
-    /// Whether it was suspended for a request within another tenant's guarantee, and waits to go on.
+    /// The requests whose reservations it has passed, some of which may not wait any more.
+    pub(crate) passed: BTreeSet<LeaseId>,
+    /// Whether it was suspended for a request that waited, and waits to go on.
     pub(crate) is_reclaimed: bool,
     /// The time at which the lease ends unless its client attaches.
     pub(crate) expires_at: Option<Timestamp>,

@@ -67,6 +67,13 @@ pub struct Options {
     /// second or two, and short for a tenant that waits within its guarantee.
     pub min_run_time: Duration,
 
+    /// How long a request waits at most until small requests that come later do not take devices any more for
+    /// which it is next, unless their leases can be suspended.
+    ///
+    /// 10 min: most requests get devices earlier without that, and a job that needs many devices runs for
+    /// hours.
+    pub reserve_after: Duration,
+
     /// What a tenant had this long ago counts half as much as what it has now, in whose request is next. If it
     /// is zero, the past does not count.
     ///
@@ -115,6 +122,7 @@ impl Default for Options {
             max_recovery_timeout: Duration::from_secs(24 * 3600),
             unreachable_timeout: Duration::from_secs(10),
             min_run_time: Duration::from_secs(10),
+            reserve_after: Duration::from_secs(600),
             half_life: Duration::from_secs(24 * 3600),
             adoption_window: Duration::from_secs(60),
             max_waiting: 16_384,

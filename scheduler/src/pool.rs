@@ -25,7 +25,7 @@ use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use held_back::HeldBack;
-pub(crate) use index::WorkerIndex;
+pub(crate) use index::{DeviceClass, WorkerIndex};
 use worker::Usage;
 pub(crate) use worker::Worker;
 use worker_mut::{Entry, keys_of};
@@ -336,7 +336,9 @@ impl Pool {
     }
 
     pub(crate) fn inventory(&self) -> Inventory {
-        Inventory::new(self.workers.len(), self.index.offered().iter())
+        let offered = self.index.offered().iter();
+        let offered = offered.map(|(class, count)| (&**class, count));
+        Inventory::new(self.workers.len(), offered)
     }
 
     pub(crate) fn snapshot(&self) -> Vec<WorkerSnapshot> {

@@ -1,10 +1,9 @@
 //! The queue of pending requests.
 //!
 //! [`crate::tenants`] has the rules for their order. A request that fits now is granted even if an earlier
-//! one does not fit and stays pending (backfill), which keeps devices busy. The price is that a large request
-//! beyond its tenant's guarantee can starve behind a stream of small ones, since no devices are held back for
-//! it. To hold devices back well requires limits on the duration of leases, or leases that can be suspended;
-//! without these, it would only shift the delay from large requests to small ones while devices stay idle.
+//! one does not fit and stays pending (backfill), which keeps devices busy. A large request beyond its tenant's
+//! guarantee would starve behind a stream of small ones; so it gets a reservation after a while
+//! (`engine/reservations.rs`).
 //!
 //! Whether a request beyond guarantees fits depends on its tenant and its shape alone, and of all that have both in common, the
 //! first is next. So the queue has the requests by tenant and shape, and an event costs as much as there are
@@ -126,6 +125,8 @@ pub(crate) type Requests = BTreeMap<TenantName, TenantRequests>;
 pub(crate) struct Queue {
     requests: BTreeMap<LeaseId, QueuedRequest>,
     by_client: BTreeMap<(ClientId, RequestId), LeaseId>,
+    /// The requests in the order of their arrival.
+    by_number: BTreeMap<u64, LeaseId>,
     by_tenant: Requests,
     /// The number of requests of each shape.
     shapes: BTreeMap<Shape, usize>,
@@ -160,16 +161,13 @@ impl Queue {
 
     /// Returns the leases that the requests would become, in the order of their arrival.
     pub(crate) fn in_order_of_arrival(&self) -> Vec<LeaseId> {
-        let numbered = self.iter().map(|it| (it.number, it.lease));
-        let numbered: BTreeSet<_> = numbered.collect();
-        numbered.into_iter().map(|(_, lease)| lease).collect()
+        self.by_number.values().copied().collect()
     }
 
-    /// Returns the lease that the earliest request would become, if all have the same priority.
-    pub(crate) fn first(&self) -> Option<LeaseId> {
-        let shapes = self.by_tenant.values().flat_map(TenantRequests::by_shape);
-        let heads = shapes.filter_map(|(_, ranks)| ranks.first());
-        heads.min().map(|rank| rank.lease)
+    /// Returns the request that arrived first.
+    pub(crate) fn oldest(&self) -> Option<&QueuedRequest> {
+        let (_, lease) = self.by_number.first_key_value()?;
+        self.get(*lease)
     }
 
     /// Returns the requests by tenant and shape.
@@ -208,6 +206,7 @@ impl Queue {
         let removed = self.requests.remove(&lease)?;
         self.changed = true;
         self.by_client.remove(&(removed.client, removed.request));
+        self.by_number.remove(&removed.number);
         let shape = Shape::of(&removed.demand);
         if let Some(requests) = self.by_tenant.get_mut(&removed.tenant) {
             requests.remove(&shape, removed.rank());
@@ -289,6 +288,7 @@ impl Queue {
         of_tenant.insert(shape, waiting.rank());
         self.by_client
             .insert((waiting.client, waiting.request), lease);
+        self.by_number.insert(waiting.number, lease);
         let replaced = self.requests.insert(lease, waiting);
         assert!(replaced.is_none(), "lease id {lease} was used twice");
     }

@@ -149,9 +149,9 @@ pub enum EndReason {
         /// The names of the workers that have the snapshots.
         workers: String,
     },
-    /// The lease had devices beyond its tenant's guarantee, and another tenant needs them within its own.
+    /// The lease had devices beyond its tenant's guarantee, and a request that was entitled to them needed them.
     #[error(
-        "its devices were beyond the guarantee of its tenant, and are needed within that of another one"
+        "its devices were beyond the guarantee of its tenant, and a request needs them that is within the guarantee of another one, or that this lease had passed in the queue"
     )]
     Reclaimed,
     /// A worker of the lease stopped, as it had announced.

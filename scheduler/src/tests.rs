@@ -20,6 +20,8 @@ mod property;
 mod queue;
 mod reclaim;
 mod records;
+mod reservation_model;
+mod reservations;
 mod restart;
 mod several_workers;
 mod stores;

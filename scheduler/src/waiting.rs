@@ -42,6 +42,11 @@ pub enum Waiter {
         priority: i32,
         /// Whether it is within its tenant's guarantee, and so before those that are not.
         is_guaranteed: bool,
+        /// Whether later requests get devices for which it is next only if their leases can be suspended.
+        has_reservation: bool,
+        /// The request that has such a reservation of devices which this one could get, if its own lease could
+        /// not be suspended.
+        reserved_for: Option<LeaseId>,
     },
     /// A lease.
     Lease {

@@ -95,6 +95,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) lease_token_life: Duration,
     /// How long ago a tenant's use counts half as much as now; zero if it does not count.
     pub(crate) half_life: Duration,
+    /// How long a request that is next waits until others pass it only if they can be suspended.
+    pub(crate) reserve_after: Duration,
 }
 
 /// The settings of a worker, and the pool it joins.
@@ -413,6 +415,8 @@ pub(crate) struct SimulationConfig {
     pub(crate) orders: Vec<tensord_scheduler::RequestOrder>,
     /// What tenants had so long ago counts half as much as what they have now.
     pub(crate) half_life: Duration,
+    /// How long a request that is next waits until others pass it only if they can be suspended.
+    pub(crate) reserve_after: Duration,
     /// How long it takes from the end of a job until its devices are free.
     pub(crate) release: Duration,
     /// The file for the picture.

@@ -54,6 +54,7 @@ impl LocalPool {
         options.audit = audit;
         options.timing.lease_token_life = config.lease_token_life;
         options.engine.half_life = config.half_life;
+        options.engine.reserve_after = config.reserve_after;
         options.past_use = Some(PastUseFile::open(&state)?);
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;

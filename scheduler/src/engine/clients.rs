@@ -186,6 +186,10 @@ impl Engine {
             demand,
             ..
         } = granted;
+        let passed = match self.queue.guaranteed().contains(lease) {
+            true => BTreeSet::new(),
+            false => self.passed_by(lease, &lease_devices),
+        };
         let lease_devices = self.assign_grant_numbers(lease_devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, lease, grant);
@@ -207,7 +211,7 @@ impl Engine {
             self.options.max_recovery_timeout,
         );
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
-        granted.tenant = Some(tenant);
+        (granted.tenant, granted.passed) = (Some(tenant), passed);
         (granted.granted_at, granted.running_since) = (self.now, self.now);
         self.leases.insert(lease, granted);
         self.update_charge(lease);

@@ -1,7 +1,8 @@
-//! Free devices that are held back for requests within guarantees, and the leases that come after these.
+//! Free devices that are held back for requests, and the leases that come after these.
 //!
-//! A request within a guarantee may need more devices than are free. Once there will be enough, as others are
-//! being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones.
+//! A request is *entitled* to devices if it is within its tenant's guarantee, or has a reservation. It may need
+//! more than are free. Once there will be enough, as others are being released, or leases can be suspended for
+//! it (`reclaim.rs`), nothing else gets the free ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,16 @@ use super::Engine;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
-use crate::tenants::{Amounts, TenantName};
+use crate::tenants::{Amounts, NOTHING, TenantName};
+
+/// A request that is entitled to devices.
+pub(super) struct Entitled {
+    pub(super) lease: LeaseId,
+    pub(super) tenant: TenantName,
+    pub(super) demand: Demand,
+    /// Whether it is within its tenant's guarantee; else it has a reservation.
+    pub(super) is_guaranteed: bool,
+}
 
 impl Engine {
     /// Returns whether a lease that waits comes after requests within guarantees: it was suspended, and is
@@ -30,18 +40,19 @@ impl Engine {
         })
     }
 
-    /// Has leases go on that come after requests within guarantees, and for which there are devices that no
-    /// such request needs.
-    pub(super) fn go_on_after_guaranteed(&mut self, mut waiting: Vec<LeaseId>) {
+    /// Has leases go on that come after entitled requests, and for which there are devices that no such request
+    /// needs.
+    pub(super) fn go_on_after_entitled(&mut self, mut waiting: Vec<LeaseId>) {
         if waiting.is_empty() && self.queue.is_empty() {
             return;
         }
         loop {
             self.find_guaranteed_if_changed();
+            self.find_reservations();
             let is_later = |id: &LeaseId| self.queue.get(*id).is_some() || waiting.contains(id);
             let holders = self.pool.holders().filter(is_later).collect();
             self.pool.drop_held_back(&holders);
-            self.hold_back_for_guaranteed();
+            self.hold_back_for_entitled();
             let before = waiting.len();
             waiting.retain(|id| !self.go_on_or_wait(*id));
             if waiting.len() == before {
@@ -51,40 +62,43 @@ impl Engine {
         }
     }
 
-    /// Drops what is held back for requests that are not within guarantees any more. Returns whether
+    /// Drops what is held back for requests that are not entitled to devices any more. Returns whether
     /// something was.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
         let is_stale = |id: &LeaseId| {
             let is_guaranteed = self.queue.guaranteed().contains(*id);
-            self.queue.get(*id).is_some() && !is_guaranteed
+            let is_entitled = is_guaranteed || self.reservation_of(*id).is_some();
+            self.queue.get(*id).is_some() && !is_entitled
         };
         let stale = self.pool.holders().filter(is_stale).collect();
         self.pool.drop_held_back(&stale)
     }
 
-    /// Holds back the free devices of requests within guarantees for which there will be enough once others
-    /// are released or leases are suspended.
-    fn hold_back_for_guaranteed(&mut self) {
-        let waiting = self.guaranteed_requests();
+    /// Holds back the free devices of entitled requests for which there will be enough once others are
+    /// released or leases are suspended.
+    fn hold_back_for_entitled(&mut self) {
+        let waiting = self.entitled_requests();
         if waiting.is_empty() {
             return;
         }
         let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
         let mut borrowed = self.borrowed_leases();
-        for (lease, tenant, demand) in waiting {
-            let may_have = self.may_have(&used, &tenant, &demand);
+        for entitled in waiting {
+            let may_have = self.may_have(&used, &entitled);
             let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
             let for_request = coming.iter().filter(fits).map(|(at, free)| (*at, *free));
             let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
-            let wanted = demand.devices as usize;
+            let wanted = entitled.demand.devices as usize;
             let mut missing = wanted.saturating_sub(free.len() + ending.len());
-            let useful = borrowed.iter().map(|it| it.useful_for(&tenant, &may_have));
+            let useful = borrowed
+                .iter()
+                .map(|it| it.useful_for(&entitled, &may_have));
             if useful.sum::<usize>() < missing {
                 continue;
             }
             // The next request cannot count on these leases, too.
             borrowed.retain(|it| {
-                let useful = it.useful_for(&tenant, &may_have);
+                let useful = it.useful_for(&entitled, &may_have);
                 let is_used = missing > 0 && useful > 0;
                 missing = missing.saturating_sub(if is_used { useful } else { 0 });
                 !is_used
@@ -98,32 +112,45 @@ impl Engine {
             for device_ref in &taken {
                 coming.remove(device_ref);
             }
-            self.count(&mut used, tenant, &taken);
-            self.pool.hold_back(lease, held);
+            self.pool.hold_back(entitled.lease, held);
+            self.count(&mut used, entitled.tenant, &taken);
         }
     }
 
-    /// Returns the requests that wait and are within their tenants' guarantees, in order.
-    pub(super) fn guaranteed_requests(&self) -> Vec<(LeaseId, TenantName, Demand)> {
-        let waiting = self.queue.guaranteed().order.iter();
-        let waiting = waiting.filter_map(|lease| self.queue.get(*lease));
-        waiting
-            .map(|it| (it.lease, it.tenant.clone(), it.demand.clone()))
-            .collect()
+    /// Returns the requests that wait and are entitled to devices, in order.
+    pub(super) fn entitled_requests(&self) -> Vec<Entitled> {
+        let guaranteed = self.queue.guaranteed().order.iter();
+        let guaranteed = guaranteed.map(|lease| (*lease, true));
+        let reserved = self.reservations().map(|it| (it.lease, false));
+        let waiting = guaranteed.chain(reserved);
+        let entitled = waiting.filter_map(|(lease, is_guaranteed)| {
+            let waiting = self.queue.get(lease)?;
+            Some(Entitled {
+                lease,
+                tenant: waiting.tenant.clone(),
+                demand: waiting.demand.clone(),
+                is_guaranteed,
+            })
+        });
+        entitled.collect()
     }
 
-    /// Returns the devices that a request could get if they were free, whose tenant has `used`.
+    /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.
     pub(super) fn may_have(
         &self,
         used: &BTreeMap<TenantName, Amounts>,
-        tenant: &TenantName,
-        demand: &Demand,
+        entitled: &Entitled,
     ) -> BTreeSet<DeviceRef> {
-        let none = Amounts::default();
-        let used = used.get(tenant).unwrap_or(&none);
+        let Entitled { tenant, demand, .. } = entitled;
+        let used = used.get(tenant).unwrap_or(&NOTHING);
         let limit = &self.policy_of(tenant).limit;
-        self.pool
-            .usable(|device| demand.accepts(device) && limit.allows(used, device, demand.devices))
+        let reservation = self.reservation_of(entitled.lease);
+        let reservation = reservation.filter(|_| !entitled.is_guaranteed);
+        self.pool.usable(|device| {
+            let is_reserved = reservation.is_none_or(|it| it.includes(device));
+            let is_within_limit = limit.allows(used, device, demand.devices);
+            is_reserved && is_within_limit && demand.accepts(device)
+        })
     }
 
     /// Counts devices as those of a tenant.

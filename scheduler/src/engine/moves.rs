@@ -186,7 +186,7 @@ impl Engine {
                 false => drop(self.go_on_or_wait(id)),
             }
         }
-        self.go_on_after_guaranteed(later);
+        self.go_on_after_entitled(later);
         for id in self.leases_at_draining() {
             if self.leases.get(id).is_some_and(Lease::is_movable) {
                 self.try_move(id);
@@ -426,6 +426,8 @@ impl Engine {
             stored,
         } = elsewhere;
         let old_grants = lease.grants();
+        let passed = self.comes_after_guaranteed(id);
+        let passed = passed.then(|| self.passed_by(id, &devices));
         self.end_grants(id, old_grants);
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let workers: BTreeSet<_> = places.iter().copied().collect();
@@ -442,6 +444,7 @@ impl Engine {
         lease.epoch += 1;
         lease.standing = Standing::Running;
         (lease.running_since, lease.is_reclaimed) = (now, false);
+        lease.passed = passed.unwrap_or_else(|| mem::take(&mut lease.passed));
         (lease.rejoin_by, lease.unreachable) = (None, None);
         lease.interrupted_at = None;
         lease.avoided.clear();

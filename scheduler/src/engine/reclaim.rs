@@ -1,19 +1,21 @@
-//! Devices that tenants have beyond their guarantee, and give back when another tenant needs them within its
-//! own: leases are suspended for requests that are within a guarantee.
+//! Devices that tenants have beyond their guarantee, and give back when a request needs them that is entitled
+//! to them (`holds.rs`): leases are suspended for it.
 //!
 //! The leases of a tenant count towards its guarantee in the order of their grants; those beyond it are
-//! *borrowed*. A borrowed lease is suspended if it could go on later, so not if it is not durable or has no
+//! *borrowed*. For a request within its tenant's guarantee, borrowed leases of other tenants are suspended; for
+//! one with a reservation, those borrowed leases of any tenant that have passed it. A lease is suspended if it
+//! could go on later, so not if it is not durable or has no
 //! snapshots, and not before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as
 //! many leases are suspended as the request needs, or none; the fewest, and of single leases that are enough
 //! the smallest, then one of the tenant that has and had the largest share by weight, then the latest.
 //!
-//! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those within. Nothing is
-//! reclaimed that a lease would get which comes before these requests, as one that was lost does.
+//! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those that are entitled.
+//! Nothing is reclaimed that a lease would get which comes before these requests, as one that was lost does.
 //!
-//! No two leases take each other's place in turn: what a reclaimed lease gives up goes to a request within a
-//! guarantee, whose lease is not borrowed while its tenant's guarantee stays. So each reclaim lowers the number
-//! of devices that tenants are guaranteed and wait for, and nothing but new demand or a changed policy raises
-//! it.
+//! No two leases take each other's place in turn. What a reclaimed lease gives up goes to a request within a
+//! guarantee, whose lease is not borrowed while its tenant's guarantee stays, or to a request with a
+//! reservation, whose lease has passed only requests that still wait. So each reclaim lowers the number of
+//! requests that wait, and nothing but new demand or a changed policy raises it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::holds::Entitled;
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
@@ -32,6 +35,8 @@ pub(super) struct Borrowed {
     lease: LeaseId,
     tenant: TenantName,
     devices: BTreeSet<DeviceRef>,
+    /// The requests whose reservations it has passed.
+    passed: BTreeSet<LeaseId>,
     /// The time from which it may be suspended.
     suspendable_at: Timestamp,
     /// A number that has the order of the shares of tenants.
@@ -51,26 +56,26 @@ struct Victim {
 }
 
 impl Engine {
-    /// Suspends borrowed leases for requests that are within their tenants' guarantees and wait for devices.
-    /// Returns whether it has suspended some.
+    /// Suspends borrowed leases for requests that are entitled to devices. Returns whether it has suspended
+    /// some.
     pub(super) fn reclaim(&mut self) -> bool {
         self.reclaim_at = None;
-        let waiting = self.guaranteed_requests();
+        let waiting = self.entitled_requests();
         if waiting.is_empty() || self.awaits_claims() {
             return false;
         }
         let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
         let mut borrowed = self.borrowed_leases();
         let mut has_suspended = false;
-        for (lease, tenant, demand) in waiting {
-            let may_have = self.may_have(&used, &tenant, &demand);
-            let held = self.pool.held_back_for(lease);
+        for entitled in waiting {
+            let may_have = self.may_have(&used, &entitled);
+            let held = self.pool.held_back_for(entitled.lease);
             let fits = |device_ref: &&DeviceRef| may_have.contains(device_ref);
             let mut provided: Vec<_> = coming.keys().filter(fits).copied().collect();
-            let wanted = (demand.devices as usize).saturating_sub(held.len());
+            let wanted = (entitled.demand.devices as usize).saturating_sub(held.len());
             provided.truncate(wanted);
             let missing = wanted - provided.len();
-            let Some(victims) = self.victims(&borrowed, &tenant, &may_have, missing) else {
+            let Some(victims) = self.victims(&borrowed, &entitled, &may_have, missing) else {
                 continue;
             };
             coming.retain(|device_ref, _| !provided.contains(device_ref));
@@ -88,7 +93,11 @@ impl Engine {
             // The next request may use what this one does not need.
             let left_over = freed.split_off(missing.min(freed.len()));
             coming.extend(left_over.into_iter().map(|device_ref| (device_ref, false)));
-            self.count(&mut used, tenant, &[held, provided, freed].concat());
+            self.count(
+                &mut used,
+                entitled.tenant,
+                &[held, provided, freed].concat(),
+            );
         }
         has_suspended
     }
@@ -103,12 +112,12 @@ impl Engine {
         awaits
     }
 
-    /// Returns the leases to suspend for a tenant that is missing so many of these devices, or `None` if that
+    /// Returns the leases to suspend for a request that is missing so many of these devices, or `None` if that
     /// cannot be done now. Sets the time at which it can, as leases have run for long enough by then.
     fn victims(
         &mut self,
         borrowed: &[Borrowed],
-        tenant: &TenantName,
+        entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
         missing: usize,
     ) -> Option<Vec<LeaseId>> {
@@ -116,7 +125,7 @@ impl Engine {
             return Some(Vec::new());
         }
         let candidates = borrowed.iter().filter_map(|it| {
-            let useful = it.useful_for(tenant, may_have);
+            let useful = it.useful_for(entitled, may_have);
             let victim = Victim {
                 lease: it.lease,
                 useful,
@@ -178,6 +187,7 @@ impl Engine {
                 lease: lease_id,
                 tenant: tenant.clone(),
                 devices: self.without_needed(lease, &needed),
+                passed: lease.passed.clone(),
                 suspendable_at: lease.running_since + self.options.min_run_time,
                 share,
                 granted_at,
@@ -230,11 +240,15 @@ impl Engine {
 }
 
 impl Borrowed {
-    /// Returns the number of its devices that a request of a tenant could get.
-    pub(super) fn useful_for(&self, tenant: &TenantName, may_have: &BTreeSet<DeviceRef>) -> usize {
-        match self.tenant == *tenant {
-            true => 0,
-            false => self.devices.intersection(may_have).count(),
+    /// Returns the number of its devices that an entitled request could get, which `may_have` these.
+    pub(super) fn useful_for(&self, entitled: &Entitled, may_have: &BTreeSet<DeviceRef>) -> usize {
+        let is_for = match entitled.is_guaranteed {
+            true => self.tenant != entitled.tenant,
+            false => self.passed.contains(&entitled.lease),
+        };
+        match is_for {
+            true => self.devices.intersection(may_have).count(),
+            false => 0,
         }
     }
 }

@@ -49,8 +49,14 @@ impl Engine {
         if queued.demand.devices == 0 {
             return self.refuse(client, request, RefuseReason::NoDevices);
         }
-        // Those that wait would not fit, so this one need not be behind them unless the order demands it.
-        let is_behind = order == RequestOrder::Fifo && !self.queue.is_empty();
+        self.find_reservations();
+        // Those that wait would not fit, so this one need not be behind them unless the order or a reservation
+        // demands it.
+        let is_behind = match order {
+            RequestOrder::Fair => !self.reservations.is_empty(),
+            RequestOrder::Backfill => false,
+            RequestOrder::Fifo => !self.queue.is_empty(),
+        };
         let undecided = match is_behind {
             true => Some(queued),
             false => self.try_decide(queued),
@@ -97,16 +103,18 @@ impl Engine {
     pub(super) fn process_queue(&mut self) {
         if self.queue.is_empty() {
             self.queue.set_guaranteed(Guaranteed::default());
+            (self.reservations, self.decided_reservations) = (Vec::new(), Vec::new());
             self.positions_changed = false;
             return;
         }
-        let is_due = self.has_changed();
+        let has_changed = self.has_changed();
         self.pool.clear_changed();
-        if is_due || self.now >= self.ranked_at + RANK_INTERVAL {
+        if has_changed || self.now >= self.ranked_at + RANK_INTERVAL {
             self.ranked_at = self.now;
             self.positions_changed = true;
         }
-        if is_due {
+        self.find_reservations();
+        if has_changed || self.reservations != self.decided_reservations {
             self.decide_all();
         }
     }
@@ -194,10 +202,18 @@ impl Engine {
         self.refuse_impossible();
         self.grant_guaranteed();
         match self.options.order {
-            RequestOrder::Fair | RequestOrder::Backfill => self.grant_fitting(),
-            RequestOrder::Fifo => while self.queue.first().is_some_and(|it| self.try_grant(it)) {},
+            RequestOrder::Fair | RequestOrder::Backfill => {
+                self.find_reservations();
+                self.grant_fitting();
+                while self.grant_reserved() {
+                    self.grant_fitting();
+                }
+            }
+            RequestOrder::Fifo => while self.grant_oldest() {},
         }
         self.find_guaranteed();
+        self.find_reservations();
+        self.decided_reservations.clone_from(&self.reservations);
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
     }
@@ -218,6 +234,25 @@ impl Engine {
         }
     }
 
+    /// Grants the request that arrived first if it fits. Returns whether it does.
+    fn grant_oldest(&mut self) -> bool {
+        let oldest = self.queue.oldest().map(|it| it.lease);
+        oldest.is_some_and(|lease| self.try_grant(lease))
+    }
+
+    /// Grants a request that has a reservation and all the devices that it needs, some of which may be held
+    /// back for it. Returns whether there is one.
+    fn grant_reserved(&mut self) -> bool {
+        self.find_guaranteed();
+        self.find_reservations();
+        let reserved: Vec<_> = self.reservations.iter().map(|it| it.lease).collect();
+        let is_granted = reserved.into_iter().any(|lease| self.try_grant(lease));
+        if is_granted {
+            self.find_reservations();
+        }
+        is_granted
+    }
+
     /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
     /// has the smallest share of those with a request that fits, or of the one with the earliest such request
     /// if the order is by arrival.
@@ -228,9 +263,10 @@ impl Engine {
         let mut next = self.next_of_tenants(&pool, &fitting);
         while let Some((_, _, tenant, lease)) = next.pop_first() {
             let is_granted = self.try_grant(lease);
+            let has_other_reservations = self.find_reservations();
             let before = fitting.len();
             fitting.retain(|shape| self.has_free(shape));
-            if fitting.len() < before {
+            if fitting.len() < before || has_other_reservations {
                 // The next of other tenants may be others now.
                 next = self.next_of_tenants(&pool, &fitting);
                 continue;
@@ -266,13 +302,16 @@ impl Engine {
         let requests = self.queue.by_tenant().get(tenant)?;
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
-        let is_allowed = |shape: &Shape| {
-            let may_have = |device: &DeviceSpec| limit.allows(used, device, shape.devices);
+        let is_allowed = |lease: LeaseId, shape: &Shape| {
+            let may_have = |device: &DeviceSpec| {
+                limit.allows(used, device, shape.devices) && self.may_pass(lease, shape, device)
+            };
             self.pool.free_for(shape, may_have) >= shape.devices as usize
         };
         let head = |shape: &Shape| {
-            let mut of_shape = requests.of_shape(shape).filter(|_| is_allowed(shape));
-            of_shape.find(|rank| !guaranteed.contains(rank.lease))
+            let mut of_shape = requests.of_shape(shape);
+            let first = of_shape.find(|rank| !guaranteed.contains(rank.lease));
+            first.filter(|rank| is_allowed(rank.lease, shape))
         };
         // There may be many shapes that fit, and many of the tenant.
         let first = match shapes.len() <= requests.shape_count() {
@@ -344,8 +383,13 @@ impl Engine {
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
         let (tenant, demand) = (&waiting.tenant, &waiting.demand);
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
-        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand.devices);
-        self.pool.assess(waiting.lease, demand, may_have)
+        let lease = waiting.lease;
+        let is_guaranteed = self.queue.guaranteed().contains(lease);
+        let may_have = |device: &DeviceSpec| {
+            let is_within_limit = limit.allows(used, device, demand.devices);
+            is_within_limit && (is_guaranteed || self.may_pass(lease, demand, device))
+        };
+        self.pool.assess(lease, demand, may_have)
     }
 
     /// Grants or refuses a request, or returns it if it has to wait.

@@ -145,6 +145,18 @@ impl Engine {
         }
     }
 
+    /// Returns the request that has a reservation because of which another one may not get some of the devices
+    /// that meet its demand.
+    fn reservation_before(&self, queued: &QueuedRequest) -> Option<LeaseId> {
+        let (lease, demand) = (queued.lease, &queued.demand);
+        if self.queue.guaranteed().contains(lease) {
+            return None;
+        }
+        let classes = self.pool.classes().filter(|it| demand.accepts(it));
+        let mut before = classes.filter_map(|it| self.reservation_against(lease, demand, it));
+        before.next().map(|it| it.lease)
+    }
+
     fn waiting_request(&self, queued: &QueuedRequest) -> Waiting {
         let demand = &queued.demand;
         let suitable = self
@@ -160,6 +172,8 @@ impl Engine {
                 since: queued.since,
                 priority: queued.priority,
                 is_guaranteed: self.queue.guaranteed().contains(queued.lease),
+                has_reservation: self.reservation_of(queued.lease).is_some(),
+                reserved_for: self.reservation_before(queued),
             },
             needs: vec![NeededDevices {
                 count: demand.devices as usize,

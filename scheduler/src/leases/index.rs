@@ -26,6 +26,8 @@ pub(super) struct Keys {
     is_unclaimed: bool,
     /// What it adds to what a tenant has.
     charge: Option<(TenantName, Amounts)>,
+    /// The requests whose reservations it has passed, if it has devices.
+    passed: BTreeSet<LeaseId>,
 }
 
 impl Keys {
@@ -61,6 +63,10 @@ impl Keys {
             ends_at: lease.ends_at(),
             is_unclaimed: lease.tenant.is_none(),
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
+            passed: match lease.counts() {
+                true => lease.passed.clone(),
+                false => BTreeSet::new(),
+            },
         }
     }
 }
@@ -78,6 +84,8 @@ pub(crate) struct LeaseIndex {
     changed_keepers: BTreeSet<WorkerId>,
     handing_over: BTreeSet<LeaseId>,
     held: BTreeMap<WorkerId, usize>,
+    /// The leases that have passed the reservation of each request.
+    passing: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
     used: BTreeMap<TenantName, Amounts>,
     /// The tenants of which `used` has changed since these were taken last.
     changed_tenants: BTreeSet<TenantName>,
@@ -153,6 +161,12 @@ impl LeaseIndex {
                 false => by_key::decrement(&mut self.held, worker),
             }
         }
+        for request in &keys.passed {
+            match is_added {
+                true => by_key::insert(&mut self.passing, *request, id),
+                false => by_key::remove(&mut self.passing, request, &id),
+            }
+        }
         match (keys.is_unclaimed, is_added) {
             (true, true) => self.unclaimed += 1,
             (true, false) => self.unclaimed -= 1,
@@ -209,6 +223,11 @@ impl LeaseIndex {
     /// Returns the number of suspended leases of which a worker has snapshots, or is to get some.
     pub(crate) fn held(&self, worker: WorkerId) -> usize {
         self.held.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns the leases that have devices and have passed the reservation of a request.
+    pub(crate) fn passing(&self, request: LeaseId) -> impl Iterator<Item = LeaseId> {
+        self.passing.get(&request).into_iter().flatten().copied()
     }
 
     /// Returns what each tenant has that has something.

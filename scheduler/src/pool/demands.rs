@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::worker::{Usage, Worker};
-use super::{Feasibility, Pool};
+use super::{DeviceClass, Feasibility, Pool};
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::placement::{self, Candidate};
@@ -70,6 +70,11 @@ impl Pool {
     ) -> usize {
         let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
         self.index().free().count(accepts)
+    }
+
+    /// Returns the classes of the devices that leases may get now or later.
+    pub(crate) fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
+        self.index().offered().iter().map(|(class, _)| class)
     }
 
     /// Returns the kinds of devices that a demand could get.

@@ -18,6 +18,13 @@ use crate::device::DeviceSpec;
 pub(crate) struct DeviceClass(Arc<DeviceSpec>);
 
 impl DeviceClass {
+    /// Returns whether a device is of the class.
+    pub(crate) fn is_of(&self, device: &DeviceSpec) -> bool {
+        self.memory_bytes == device.memory_bytes
+            && self.kind == device.kind
+            && self.fingerprint == device.fingerprint
+    }
+
     pub(super) fn of(device: &DeviceSpec) -> Self {
         let name = String::new();
         let DeviceSpec {
@@ -73,8 +80,8 @@ impl ClassCounts {
         accepted.map(|(_, count)| count).sum()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&DeviceSpec, usize)> {
-        self.0.iter().map(|(class, count)| (&**class, *count))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&DeviceClass, usize)> {
+        self.0.iter().map(|(class, count)| (class, *count))
     }
 
     pub(super) fn add(&mut self, class: &DeviceClass, count: usize) {

@@ -492,6 +492,7 @@ impl World {
                 lease,
                 demand,
                 priority,
+                since: self.now,
                 reported_position: 0,
             });
         }

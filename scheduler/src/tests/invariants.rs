@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::reservation_model::RESERVE_AFTER;
 use super::world::{
     MAX_WAITING, MAX_WAITING_PER_CLIENT, SimRequest, SimWorker, World, meets_demand, tenant_of,
 };
@@ -21,6 +22,7 @@ impl World {
         self.check_keepers();
         self.check_charges();
         self.check_reclaims();
+        self.check_reservations();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (
@@ -136,7 +138,8 @@ impl World {
             let suitable = suitable.filter(|device| meets_demand(device, &waiting.demand));
             let allowed = suitable
                 .clone()
-                .filter(|device| self.is_allowed(waiting, device, true));
+                .filter(|device| self.is_allowed(waiting, device, true))
+                .filter(|device| is_guaranteed || self.may_pass(waiting, device));
             let (fit, allowed) = (suitable.count(), allowed.count());
             assert!(allowed < wanted, "{} waits, and fits", waiting.demand);
             let shown = &shown[position as usize - 1];
@@ -272,9 +275,12 @@ impl World {
             let waiting = waiting.unwrap();
             self.check_limit(waiting, &taken);
             let allowed = grantable.into_iter().filter(|device_ref| {
-                // What else a tenant with a limit might have got at that moment is not known.
+                // What else a tenant with a limit might have got at that moment is not known, nor is what was
+                // reserved.
                 let tenant = tenant_of(waiting.client);
-                !self.policy.contains_key(&tenant) || taken.contains(device_ref)
+                let mut others = self.waiting.iter();
+                let is_due = others.any(|it| self.now >= it.since + RESERVE_AFTER);
+                !(is_due || self.policy.contains_key(&tenant)) || taken.contains(device_ref)
             });
             let fewest = self.fewest_workers(&allowed.collect(), &waiting.demand);
             assert_eq!(Some(used.len() as u32), fewest);

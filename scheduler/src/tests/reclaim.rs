@@ -23,7 +23,7 @@ fn guaranteed(count: u32) -> TenantPolicy {
 }
 
 /// The client of a lease learns that another tenant needs its device.
-fn reclaimed(client: u64, lease: u64, waits_at: &[u64]) -> Command {
+pub(super) fn reclaimed(client: u64, lease: u64, waits_at: &[u64]) -> Command {
     match waits_for(client, lease, waits_at) {
         Command::Suspended {
             client,

@@ -140,15 +140,7 @@ impl World {
         rest.retain(|&index| {
             let is_guaranteed = is_guaranteed(index, &used);
             if is_guaranteed {
-                self.add_to(&mut used, index);
-                // It uses up the guarantees of all kinds that it could get.
-                let kinds = self.kinds_of(&self.waiting[index]);
-                let waiting = &self.waiting[index];
-                let used = used.entry(tenant_of(waiting.client)).or_default();
-                for kind in kinds.iter().filter(|_| kinds.len() > 1) {
-                    let count = u64::from(waiting.demand.devices);
-                    *used.devices.entry(kind.clone()).or_default() += count;
-                }
+                self.add_guaranteed_to(&mut used, index);
                 guaranteed.push(index);
             }
             !is_guaranteed
@@ -189,7 +181,12 @@ impl World {
         first.map(|(_, index)| index)
     }
 
-    fn share(&self, used: &BTreeMap<TenantName, Amounts>, pool: &Amounts, of: &TenantName) -> f64 {
+    pub(super) fn share(
+        &self,
+        used: &BTreeMap<TenantName, Amounts>,
+        pool: &Amounts,
+        of: &TenantName,
+    ) -> f64 {
         let used = used.get(of).cloned().unwrap_or_default();
         let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
         let mut share = 0_f64;
@@ -215,6 +212,18 @@ impl World {
         suitable.map(|device| device.kind.clone()).collect()
     }
 
+    /// Counts a request within a guarantee as granted: it uses up the guarantees of all kinds that it could get.
+    pub(super) fn add_guaranteed_to(&self, used: &mut BTreeMap<TenantName, Amounts>, index: usize) {
+        self.add_to(used, index);
+        let waiting = &self.waiting[index];
+        let kinds = self.kinds_of(waiting);
+        let used = used.entry(tenant_of(waiting.client)).or_default();
+        for kind in kinds.iter().filter(|_| kinds.len() > 1) {
+            let count = u64::from(waiting.demand.devices);
+            *used.devices.entry(kind.clone()).or_default() += count;
+        }
+    }
+
     /// Counts a request as granted.
     fn add_to(&self, used: &mut BTreeMap<TenantName, Amounts>, index: usize) {
         let waiting = &self.waiting[index];
@@ -227,8 +236,8 @@ impl World {
         used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
     }
 
-    /// The engine has suspended a lease for another tenant: it was beyond its tenant's guarantee, has run for
-    /// long enough, and has devices that a request within a guarantee waits for.
+    /// The engine has suspended a lease for a request: it was beyond its tenant's guarantee, has run for long
+    /// enough, and has devices that the request waits for, which is of another tenant, or was passed.
     pub(super) fn reclaim(&mut self, id: LeaseId) {
         let is_new = |lease: &&SimLease| !lease.is_suspended;
         let known = self.leases.as_ref().and_then(|leases| leases.get(&id));
@@ -248,7 +257,10 @@ impl World {
                 let fits = |device: &&DeviceSpec| {
                     meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
                 };
-                waiting.client != lease.client && devices.iter().any(fits)
+                let known = self.engine.leases().get(id);
+                let is_passed = known.is_some_and(|it| it.passed.contains(&waiting.lease));
+                let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
+                (is_passed || is_other) && devices.iter().any(fits)
             }));
         }
         let leases = self.leases.as_mut();
@@ -260,7 +272,7 @@ impl World {
 
     /// Returns whether a lease that the world knows is beyond its tenant's guarantee, as the tenant's earlier
     /// leases use that up.
-    fn is_borrowed(&self, id: LeaseId) -> bool {
+    pub(super) fn is_borrowed(&self, id: LeaseId) -> bool {
         let leases = self.leases.as_ref().expect("it knows leases");
         let tenant = tenant_of(leases[&id].client);
         let guaranteed = self.policy.get(&tenant).map(|policy| &policy.guaranteed);
@@ -296,7 +308,7 @@ impl World {
     }
 
     /// The first request within a guarantee that waits has no devices to come, and there are too few leases
-    /// that could be suspended for it. Devices are held back for requests within guarantees only.
+    /// that could be suspended for it. Devices are held back for entitled requests only.
     pub(super) fn check_reclaims(&self) {
         let guaranteed = self.expected_order().into_iter();
         let guaranteed = guaranteed.filter(|(_, is_guaranteed)| *is_guaranteed);
@@ -304,7 +316,8 @@ impl World {
         for holder in self.engine.held_back().values() {
             let mut requests = guaranteed.iter();
             let is_request = requests.any(|waiting| waiting.lease == *holder);
-            assert!(is_request || self.engine.leases().get(*holder).is_some());
+            let is_reserved = self.engine.reserved().iter().any(|(it, _)| it == holder);
+            assert!(is_request || is_reserved || self.engine.leases().get(*holder).is_some());
         }
         let (Some(first), Some(leases)) = (guaranteed.first(), &self.leases) else {
             return;
@@ -347,7 +360,7 @@ impl World {
     }
 
     /// Returns the devices that are free or will be.
-    fn coming(&self) -> Vec<DeviceRef> {
+    pub(super) fn coming(&self) -> Vec<DeviceRef> {
         let workers = self.engine.snapshot().workers.into_iter();
         let workers = workers.filter(|worker| worker.connected && !worker.draining);
         let devices = workers.flat_map(|worker| {
@@ -360,7 +373,7 @@ impl World {
     }
 
     /// Returns whether a new lease could get a device if it were free.
-    fn is_usable(&self, device_ref: DeviceRef) -> bool {
+    pub(super) fn is_usable(&self, device_ref: DeviceRef) -> bool {
         let workers = self.engine.snapshot().workers.into_iter();
         let mut workers = workers.filter(|worker| worker.worker == device_ref.worker);
         workers.any(|worker| {

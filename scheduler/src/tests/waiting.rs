@@ -107,6 +107,8 @@ fn devices_are_counted_by_how_they_are_used() {
             since: at(1),
             priority: 0,
             is_guaranteed: false,
+            has_reservation: false,
+            reserved_for: None,
         },
         needs: needs(8, false, suitable),
     };
@@ -137,6 +139,8 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
             since: at(5),
             priority: 0,
             is_guaranteed: false,
+            has_reservation: false,
+            reserved_for: None,
         },
         needs: needs(1, false, leased(&[(20, 1)])),
     };

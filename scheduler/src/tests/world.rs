@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::reservation_model::RESERVE_AFTER;
 use super::*;
 use crate::lease::{Keeper, StoredSessions, SuspendedPart};
 use crate::{LeaseRecord, RecordChange};
@@ -110,12 +111,15 @@ pub(super) struct SimToken {
     pub(super) granted: Vec<DeviceSpec>,
 }
 
+#[derive(Clone)]
 pub(super) struct SimRequest {
     pub(super) client: usize,
     pub(super) request: RequestId,
     pub(super) lease: LeaseId,
     pub(super) demand: Demand,
     pub(super) priority: i32,
+    /// When it arrived.
+    pub(super) since: u64,
     pub(super) reported_position: u32,
 }
 
@@ -163,6 +167,7 @@ pub(super) fn engine_at(now: u64, term: u64) -> Engine {
     let options = Options {
         // The past counts within the times of a test.
         half_life: Duration::from_secs(60),
+        reserve_after: Duration::from_millis(RESERVE_AFTER),
         ..bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT)
     };
     Engine::new(options, term, at(now))
@@ -217,6 +222,7 @@ impl World {
     /// Sends an event to the engine, applies the commands to the world and checks the
     /// invariants.
     pub(super) fn send(&mut self, event: Event) {
+        let before = self.before();
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.earlier_records.clone_from(&self.records);
         for RecordChange { lease, record, .. } in self.engine.take_record_changes() {
@@ -226,6 +232,7 @@ impl World {
             };
         }
         self.check_grants(&commands);
+        let granted = self.granted(&commands);
         for command in &commands {
             self.apply_command(&event, command);
         }
@@ -236,6 +243,27 @@ impl World {
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
         }
         self.check_invariants();
+        if !matches!(event, Event::SetPriority { .. }) {
+            for (granted, devices) in granted {
+                self.check_passed(&before, &granted, &devices);
+            }
+        }
+    }
+
+    /// Returns the requests that these commands grant, with their devices.
+    fn granted(&self, commands: &[Command]) -> Vec<(SimRequest, Vec<DeviceSpec>)> {
+        let granted = commands.iter().filter_map(|command| match command {
+            Command::Granted {
+                request, devices, ..
+            } => {
+                let mut waiting = self.waiting.iter();
+                let waiting = waiting.find(|it| it.request == *request)?;
+                let devices = devices.iter().map(|it| it.device.clone());
+                Some((waiting.clone(), devices.collect()))
+            }
+            _ => None,
+        });
+        granted.collect()
     }
 
     pub(super) fn send_worker(&mut self, i: usize, event: WorkerEvent) {

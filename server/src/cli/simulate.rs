@@ -32,6 +32,9 @@ pub(crate) struct SimulateArgs {
     /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
     #[arg(long, value_name = "TIME")]
     pub(crate) half_life: Option<Period>,
+    /// Time after which a job that is next is passed only by jobs that are suspended for it later [default: 10m]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) reserve_after: Option<Period>,
     /// Time from the end of a job, or its suspension, until its devices are free; 0s for at once
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(crate) release: Period,

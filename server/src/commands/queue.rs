@@ -50,12 +50,17 @@ struct WaitingJson<'a> {
     receivers: &'a [String],
     /// Whether it is a lease whose program is not connected.
     program_away: bool,
-    /// Whether it is a lease that was suspended for a request within another tenant's guarantee.
+    /// Whether it is a lease that was suspended for a request that was entitled to its devices.
     reclaimed: bool,
     /// Whether it waits because its tenant would have more than its limit.
     at_limit: bool,
     /// Whether a request is within its tenant's guarantee; null for a lease.
     guaranteed: Option<bool>,
+    /// Whether others get devices for which a request is next only if they can be suspended for it; null for a
+    /// lease.
+    has_reservation: Option<bool>,
+    /// The request that has such a reservation of devices which this one could get.
+    reserved_for: Option<String>,
     /// The priority of a request among those of its tenant; null for a lease.
     priority: Option<i32>,
     needs: Vec<NeedsJson<'a>>,
@@ -165,6 +170,8 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         reclaimed: waiting.reclaimed,
         at_limit: waiting.at_limit,
         guaranteed: is_request.then_some(waiting.guaranteed),
+        has_reservation: is_request.then_some(waiting.has_reservation),
+        reserved_for: waiting.reserved_for.map(|id| LeaseId(id).to_string()),
         priority: is_request.then_some(waiting.priority),
         needs: waiting.needs.iter().map(needs_json).collect(),
     }

@@ -55,6 +55,7 @@ fn execute(config: SimulateConfig) -> Result<(), Failure> {
             policy,
             order,
             half_life: config.half_life,
+            reserve_after: config.reserve_after,
             release_ms: config.release.as_millis() as u64,
         };
         let mut progress = Progress::new(order, jobs.len());

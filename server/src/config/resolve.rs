@@ -199,6 +199,7 @@ impl Layers<'_> {
                 audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
                 lease_token_life: token_life(settings.lease_token_seconds),
                 half_life: half_life(settings.half_life),
+                reserve_after: reserve_after(settings.reserve_after),
                 state,
                 listen,
                 advertise,
@@ -219,6 +220,7 @@ impl Layers<'_> {
             audit: audit_log(&state, settings.audit_log_size, settings.audit_log_files),
             lease_token_life: token_life(settings.lease_token_seconds),
             half_life: half_life(settings.half_life),
+            reserve_after: reserve_after(settings.reserve_after),
             state,
             listen: or_default(settings.listen, unspecified_addr(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
@@ -366,6 +368,13 @@ fn half_life(given: Option<Period>) -> Duration {
     given.map_or_else(
         || tensord_scheduler::Options::default().half_life,
         |Period(half_life)| half_life,
+    )
+}
+
+fn reserve_after(given: Option<Period>) -> Duration {
+    given.map_or_else(
+        || tensord_scheduler::Options::default().reserve_after,
+        |Period(time)| time,
     )
 }
 

@@ -68,6 +68,9 @@ pub(crate) struct UpSettings {
     /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
+    /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
+    pub(crate) reserve_after: Option<Period>,
 }
 
 /// Settings of `scheduler`: a pool's scheduler alone.
@@ -92,6 +95,9 @@ pub(crate) struct SchedulerSettings {
     /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
+    /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
+    pub(crate) reserve_after: Option<Period>,
 }
 
 /// Settings of `worker`: one host's devices.
@@ -246,6 +252,7 @@ impl UpSettings {
             audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
             half_life: self.half_life.or(fallback.half_life),
+            reserve_after: self.reserve_after.or(fallback.reserve_after),
         }
     }
 }
@@ -260,6 +267,7 @@ impl SchedulerSettings {
             audit_log_files: self.audit_log_files.or(fallback.audit_log_files),
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
             half_life: self.half_life.or(fallback.half_life),
+            reserve_after: self.reserve_after.or(fallback.reserve_after),
         }
     }
 }

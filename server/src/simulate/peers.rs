@@ -73,9 +73,8 @@ impl Peers {
         start_ms: u64,
     ) -> Self {
         let now = Timestamp::from_millis(start_ms);
-        let has_guarantees = policy.values().any(|it| !it.guaranteed.is_empty());
         let mut peers = Self {
-            reports_snapshots: has_guarantees && options.order == RequestOrder::Fair,
+            reports_snapshots: options.order == RequestOrder::Fair,
             engine: Engine::new(options, 1, now),
             now,
             workers: BTreeMap::new(),

@@ -33,6 +33,8 @@ pub(crate) struct Setup<'a> {
     /// What tenants had so long ago counts half as much as what they have now, in the fair order; not at all if
     /// it is zero.
     pub(crate) half_life: Duration,
+    /// How long a request that is next waits until others pass it only if they can be suspended.
+    pub(crate) reserve_after: Duration,
     /// How long it takes after the end of a job, or its suspension, until its devices are free, in
     /// milliseconds.
     pub(crate) release_ms: u64,
@@ -119,6 +121,7 @@ impl<'a> Run<'a> {
         let options = Options {
             order: setup.order,
             half_life: setup.half_life,
+            reserve_after: setup.reserve_after,
             // Nothing is refused because others wait.
             max_waiting: 2 * setup.jobs.len() + 1,
             position_interval: Duration::MAX,

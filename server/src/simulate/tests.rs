@@ -66,6 +66,7 @@ fn simulate(
         policy,
         order,
         half_life: Duration::from_secs(86_400),
+        reserve_after: Duration::from_secs(600),
         release_ms,
     };
     run(&setup, &mut |_| {})

@@ -73,6 +73,7 @@ impl OwnPool {
             audit,
             lease_token_life: LEASE_TOKEN_LIFE,
             half_life: Duration::ZERO,
+            reserve_after: Duration::from_secs(600),
         };
         let pool = LocalPool::start(&config).await?;
         let made = "the tokens of a new pool are valid";

@@ -40,6 +40,21 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
             "there may be enough devices, but its tenant would have more than its limit",
         );
     }
+    if waiting.has_reservation {
+        line(
+            "reserved",
+            "others get devices for which it is next only if they can be suspended for it",
+        );
+    }
+    if let Some(id) = waiting.reserved_for {
+        let id = LeaseId(id);
+        line(
+            "reserved",
+            &format!(
+                "some devices are for request {id}, which comes first and has waited for long; a lease that can be suspended (a durable one) could have them meanwhile"
+            ),
+        );
+    }
     for needed in &waiting.needs {
         line("devices", &devices_text(needed));
         let leased = needed.leased_by.iter().map(leased_text);
@@ -84,7 +99,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
 fn rule(waiting: &Waiting) -> &'static str {
     match waiting.requested.is_empty() {
         true if waiting.reclaimed => {
-            "it goes on after requests within guarantees, and before all other requests"
+            "it goes on after requests that are entitled to devices, and before all other requests"
         }
         true => "leases that are to go on get devices before requests",
         false if waiting.guaranteed => {
@@ -169,6 +184,10 @@ fn ends_text(waiting: &Waiting) -> String {
             "a lease of its tenant ends or is suspended, or the limit of its tenant is raised",
         ),
         (
+            waiting.reserved_for.is_some(),
+            "the request for which devices are reserved gets some, or ends",
+        ),
+        (
             any(|it| it.leased) && !waiting.at_limit,
             "a lease with suitable devices ends or is suspended",
         ),
@@ -238,6 +257,19 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
 ";
         waiting.position = 1;
         assert_eq!(explanation(&waiting, 1), expected);
+    }
+
+    #[test]
+    fn explanation_names_reservations() {
+        let mut waiting = listed().waiting.remove(1);
+        waiting.has_reservation = true;
+        let text = explanation(&waiting, 2);
+        let own = "\n  reserved   others get devices for which it is next only if they can be suspended for it\n";
+        assert!(text.contains(own), "{text}");
+        (waiting.has_reservation, waiting.reserved_for) = (false, Some(0x9a));
+        let text = explanation(&waiting, 2);
+        let of_other = "\n  reserved   some devices are for request 000000000000009a, which comes first and has waited for long; a lease that can be suspended (a durable one) could have them meanwhile\n";
+        assert!(text.contains(of_other), "{text}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tensord_scheduler::{Policy, RequestOrder, TenantLimit};
 
-use super::half_life;
+use super::{half_life, reserve_after};
 use crate::{
     cli::{Order, SimulateArgs, SimulateCommand},
     config::{
@@ -35,6 +35,7 @@ pub(super) fn run(args: SimulateArgs) -> Result<SimulateConfig, ConfigError> {
         policy: policy.unwrap_or_default(),
         orders: orders.collect(),
         half_life: half_life(args.half_life),
+        reserve_after: reserve_after(args.reserve_after),
         release,
         svg: args.svg,
         json: args.json,

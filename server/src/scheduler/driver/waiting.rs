@@ -61,11 +61,15 @@ impl Driver {
                 since: at,
                 priority,
                 is_guaranteed,
+                has_reservation,
+                reserved_for,
             } => v1::Waiting {
                 requested: demand.to_string(),
                 waited_ms: Some(since(*at)),
                 priority: *priority,
                 guaranteed: *is_guaranteed,
+                has_reservation: *has_reservation,
+                reserved_for: reserved_for.map(|lease| lease.0),
                 ..info
             },
             Waiter::Lease {

@@ -1,0 +1,234 @@
+//! The test's own model of reservations: it goes through all requests and devices, where the engine goes
+//! through the next requests and the classes of devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::world::{SimRequest, World, meets_demand, tenant_of};
+use super::*;
+use crate::Amounts;
+use crate::device::Shape;
+use crate::lease::Standing;
+use crate::pool::DeviceClass;
+
+/// After this time, in ms, a request may have a reservation.
+pub(super) const RESERVE_AFTER: u64 = 3_000;
+
+/// A device without its name, which makes no difference.
+type Class = (String, u64, Option<([u8; 16], bool)>);
+
+/// What is reserved for a request.
+type Reserved = BTreeMap<LeaseId, BTreeSet<Class>>;
+
+fn class_of(device: &DeviceSpec) -> Class {
+    let fingerprint = device.fingerprint.map(|it| (it.hash, it.is_exact));
+    (device.kind.clone(), device.memory_bytes, fingerprint)
+}
+
+/// Returns whether a request may get a device although it is reserved for another.
+fn can_be_suspended_on(demand: &Demand, device: &DeviceSpec) -> bool {
+    let is_exact = device.fingerprint.map(|it| it.is_exact);
+    let can_go_on = match (demand.durability, is_exact) {
+        (Durability::Off, _) | (_, None) => false,
+        (Durability::Exact, Some(is_exact)) => is_exact,
+        (Durability::Auto | Durability::Continue, Some(_)) => true,
+    };
+    can_go_on && (demand.devices == 1 || demand.kind.is_some())
+}
+
+impl World {
+    /// Returns the reservations that there must be.
+    fn expected_reservations(&self) -> Reserved {
+        let order = self.expected_order();
+        let mut used = self.engine.used_by_tenants().clone();
+        let (guaranteed, rest): (Vec<_>, Vec<_>) = order.into_iter().partition(|(_, it)| *it);
+        for (index, _) in guaranteed {
+            self.add_guaranteed_to(&mut used, index);
+        }
+        let mut tenants = BTreeMap::<TenantName, Vec<usize>>::new();
+        for (index, _) in rest {
+            let tenant = tenant_of(self.waiting[index].client);
+            tenants.entry(tenant).or_default().push(index);
+        }
+        let pool = Amounts::of(self.offered());
+        let mut ordered = Vec::new();
+        for (tenant, mut own) in tenants {
+            own.sort_by_key(|&index| (-self.waiting[index].priority, index));
+            let mut used = used.clone();
+            let passed = self.passed_own(&tenant, &own);
+            used.entry(tenant.clone()).or_default().subtract(&passed);
+            let share = self.share(&used, &pool, &tenant);
+            ordered.push((share, own[0], own));
+        }
+        ordered.sort_by(|one, other| one.partial_cmp(other).unwrap());
+        let mut unclaimed: BTreeSet<_> = self.offered().map(class_of).collect();
+        let mut reserved = Reserved::new();
+        for index in ordered.into_iter().flat_map(|(.., own)| own) {
+            let waiting = &self.waiting[index];
+            let wanted = waiting.demand.devices as usize;
+            let suitable = self.offered().filter(|device| {
+                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+            });
+            let suitable: Vec<_> = suitable.map(class_of).collect();
+            if suitable.len() < wanted {
+                continue;
+            }
+            let own = unclaimed.extract_if(.., |class| suitable.contains(class));
+            let own: BTreeSet<_> = own.collect();
+            let left = suitable.iter().filter(|class| own.contains(*class));
+            if left.count() >= wanted && self.now >= waiting.since + RESERVE_AFTER {
+                reserved.insert(waiting.lease, own);
+            }
+        }
+        reserved
+    }
+
+    /// Returns what a tenant has that passed the next one of some shape of its requests, which are in order.
+    fn passed_own(&self, tenant: &TenantName, requests: &[usize]) -> Amounts {
+        let mut heads = BTreeMap::new();
+        for index in requests {
+            let waiting = &self.waiting[*index];
+            heads
+                .entry(Shape::of(&waiting.demand))
+                .or_insert(waiting.lease);
+        }
+        let mut passed = Amounts::default();
+        for (_, lease) in self.engine.leases().iter() {
+            let mut heads = heads.values();
+            let is_own = lease.tenant.as_ref() == Some(tenant) && lease.counts();
+            if is_own && heads.any(|head| lease.passed.contains(head)) {
+                passed.add(&lease.charge);
+            }
+        }
+        passed
+    }
+
+    /// Returns whether a request that is not within a guarantee may get a device, as far as reservations are
+    /// concerned.
+    pub(super) fn may_pass(&self, waiting: &SimRequest, device: &DeviceSpec) -> bool {
+        let reserved = self.reserved_now();
+        let mut others = reserved.iter().filter(|(of, _)| **of != waiting.lease);
+        can_be_suspended_on(&waiting.demand, device)
+            || others.all(|(_, classes)| !classes.contains(&class_of(device)))
+    }
+
+    /// Reservations are as they must be, and of those for which there are enough devices, none waits.
+    pub(super) fn check_reservations(&self) {
+        let expected = self.expected_reservations();
+        assert_eq!(self.reserved_now(), expected);
+        let Some(leases) = &self.leases else {
+            return;
+        };
+        // Requests within guarantees get devices first.
+        if self
+            .expected_order()
+            .iter()
+            .any(|(_, is_guaranteed)| *is_guaranteed)
+        {
+            return;
+        }
+        // Only as of the last event in which something could have changed.
+        if let Some((lease, classes)) = self.engine.reserved().into_iter().next() {
+            let mut waiting = self.waiting.iter();
+            let Some(waiting) = waiting.find(|it| it.lease == lease) else {
+                panic!("{lease} does not wait");
+            };
+            let fits = |device_ref: &DeviceRef| {
+                let device = self.device(*device_ref);
+                let is_own = classes.iter().any(|class| class.is_of(device));
+                is_own && self.is_allowed(waiting, device, true)
+            };
+            let coming = self.coming().into_iter().filter(|device_ref| {
+                let holder = self.engine.held_back().get(device_ref);
+                fits(device_ref) && holder.is_none_or(|holder| *holder == lease)
+            });
+            let coming = coming.count();
+            let needed = self.engine.needed_by_leases();
+            let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
+            let passing = leases.iter().filter(|(id, sim)| {
+                let known = self.engine.leases().get(**id);
+                let is_running = known.is_some_and(|known| {
+                    known.standing == Standing::Running && known.passed.contains(&lease)
+                });
+                let can_suspend = || self.engine.check_suspend(**id, Suspender::Administrator);
+                let is_due = self.now >= sim.running_since + 10_000;
+                is_running && is_due && self.is_borrowed(**id) && can_suspend().is_ok()
+            });
+            let devices = passing.flat_map(|(_, lease)| &lease.lease_devices);
+            let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
+            let (devices, wanted) = (devices.count(), waiting.demand.devices as usize);
+            assert!(
+                coming >= wanted || devices + coming < wanted,
+                "{} waits, with {coming} devices to come and {devices} that passed it",
+                waiting.demand
+            );
+        }
+    }
+}
+
+/// What a request that is to be granted would pass, by the world's knowledge before an event.
+pub(super) struct Before {
+    reserved: Reserved,
+    /// The requests that come after each of these, of the same tenant.
+    later: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
+}
+
+impl World {
+    /// Returns what is reserved now, by the engine.
+    fn reserved_now(&self) -> Reserved {
+        let reserved = self.engine.reserved_now().into_iter();
+        let classes =
+            |classes: BTreeSet<DeviceClass>| classes.iter().map(|it| class_of(it)).collect();
+        reserved.map(|(of, it)| (of, classes(it))).collect()
+    }
+
+    /// Returns what is reserved now, and which requests of the same tenants come later.
+    pub(super) fn before(&self) -> Before {
+        let reserved = self.reserved_now();
+        let mut later = BTreeMap::new();
+        for lease in reserved.keys() {
+            let mut waiting = self.waiting.iter();
+            let Some(at) = waiting.position(|it| it.lease == *lease) else {
+                continue;
+            };
+            let first = &self.waiting[at];
+            let others = (0..).zip(&self.waiting);
+            let others = others.filter(|(index, other)| {
+                let is_own = tenant_of(other.client) == tenant_of(first.client);
+                is_own && (-other.priority, *index) > (-first.priority, at)
+            });
+            later.insert(*lease, others.map(|(_, other)| other.lease).collect());
+        }
+        Before { reserved, later }
+    }
+
+    /// A request that was granted is not one that comes after another of its tenant with a reservation of these
+    /// devices, unless it can be suspended; then it has passed that one. A request that has arrived in this
+    /// event is the last.
+    pub(super) fn check_passed(
+        &self,
+        before: &Before,
+        granted: &SimRequest,
+        devices: &[DeviceSpec],
+    ) {
+        let now = self.reserved_now();
+        for (lease, classes) in &before.reserved {
+            let still = now.get(lease).is_some_and(|it| it == classes);
+            let is_later = before
+                .later
+                .get(lease)
+                .is_some_and(|it| it.contains(&granted.lease));
+            let mut devices = devices.iter().filter(|it| classes.contains(&class_of(it)));
+            let Some(first) = devices.next().filter(|_| still && is_later) else {
+                continue;
+            };
+            let known = self.engine.leases().get(granted.lease);
+            let is_passed = known.is_none_or(|known| known.passed.contains(lease));
+            let is_guaranteed = self.leases.is_none() || !self.is_borrowed(granted.lease);
+            assert!(
+                is_guaranteed || is_passed && can_be_suspended_on(&granted.demand, first),
+                "{} passed {lease}",
+                granted.demand
+            );
+        }
+    }
+}
