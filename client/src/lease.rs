@@ -46,6 +46,7 @@ pub struct LeaseRequest {
     pub(crate) timeout: Option<Duration>,
     pub(crate) durability: Durability,
     pub(crate) recover_within: Option<Duration>,
+    pub(crate) max_duration: Option<Duration>,
     pub(crate) priority: i32,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
     pub(crate) on_event: Option<EventCallback>,
@@ -61,6 +62,7 @@ impl LeaseRequest {
             timeout: None,
             durability: Durability::Auto,
             recover_within: None,
+            max_duration: None,
             priority: 0,
             on_queued: None,
             on_event: None,
@@ -106,6 +108,17 @@ impl LeaseRequest {
     /// day. A lease that an administrator or this program has suspended waits without a limit.
     pub fn recover_within(mut self, limit: Duration) -> Self {
         self.recover_within = Some(limit);
+        self
+    }
+
+    /// Ends the lease, with an error that says so, when it has had devices for this time. While it is suspended,
+    /// the time does not run. Less than 1 s counts as 1 s.
+    ///
+    /// A request that declares how long it takes may get devices that are reserved for one that has waited for
+    /// long, if its lease surely ends in time, also if it is not durable. And others learn when they get
+    /// devices at the latest.
+    pub fn max_duration(mut self, duration: Duration) -> Self {
+        self.max_duration = Some(duration);
         self
     }
 

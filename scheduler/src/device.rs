@@ -138,6 +138,8 @@ pub struct Demand {
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for
     /// the pool's default.
     pub recover_within: Option<Duration>,
+    /// For how long the lease has devices at most; `None` for any time.
+    pub max_duration: Option<Duration>,
 }
 
 impl Demand {
@@ -147,6 +149,13 @@ impl Demand {
         self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
             && self.memory_bytes <= device.memory_bytes
             && (self.durability != Durability::Exact || is_exact())
+    }
+
+    /// Returns for how long the lease has devices at most, rounded up to a power of 2 in milliseconds, so that
+    /// there are few different shapes.
+    pub(crate) fn rounded_duration(&self) -> Option<Duration> {
+        let millis = u64::try_from(self.max_duration?.as_millis()).ok()?;
+        Some(Duration::from_millis(millis.checked_next_power_of_two()?))
     }
 
     /// Returns whether a lease that has such devices can be suspended, once there are snapshots. One on devices
@@ -170,6 +179,7 @@ impl Shape {
         Self(Demand {
             durability,
             recover_within: None,
+            max_duration: demand.rounded_duration(),
             ..demand.clone()
         })
     }

@@ -203,9 +203,10 @@ impl Engine {
             .loss_deadlines(self.options.worker_timeout)
             .map(|(at, _)| at);
         let ends = self.leases.index().ends().map(|(at, _)| at).next();
+        let time_over = self.leases.index().time_over().map(|(at, _)| at).next();
         let recorded = self.awaits_recorded_workers;
         let recorded = recorded.then(|| self.leases.adopt_until());
-        let all = losses.chain(ends).chain(recorded);
+        let all = losses.chain(ends).chain(time_over).chain(recorded);
         let all = all.chain(self.positions_due_at());
         all.chain(self.reclaim_at).min()
     }
@@ -238,6 +239,7 @@ impl Engine {
             },
             durability: lease.durability,
             epoch: lease.epoch,
+            time_left: lease.time_over_at().map(|at| at.saturating_since(self.now)),
             waits: lease.lost().cloned(),
             suspension: self.suspension(lease),
             is_stored: lease.is_stored(),
@@ -277,8 +279,18 @@ impl Engine {
                 self.end_lease(id, self.overdue_reason(id));
             }
         }
+        self.end_leases_whose_time_is_over();
         self.give_up_recorded_workers();
         self.leases.forget_ended(self.now);
+    }
+
+    /// Ends the leases that have had devices for as long as their requests allow.
+    fn end_leases_whose_time_is_over(&mut self) {
+        let over = self.leases.index().time_over();
+        let over = over.take_while(|(at, _)| *at <= self.now);
+        for (_, id) in over.collect::<Vec<_>>() {
+            self.end_lease(id, Some(EndReason::TimeOver));
+        }
     }
 
     /// Returns the reason to report for an overdue lease if one of its workers is missing, or it could

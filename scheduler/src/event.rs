@@ -6,6 +6,7 @@
 //! from a stream that was replaced, except a new join or attach.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId};
@@ -339,6 +340,8 @@ pub struct Claim {
     pub durability: Durability,
     /// How often the lease had moved to another worker when the token was signed.
     pub epoch: u64,
+    /// For how long it may still have devices, by the token; `None` for any time.
+    pub time_left: Option<Duration>,
 }
 
 /// One device of a lease, and the grant by which the lease has it.

@@ -39,6 +39,8 @@ pub(crate) struct Lease {
     pub(crate) granted_at: Timestamp,
     /// Since when it has its devices.
     pub(crate) running_since: Timestamp,
+    /// For how long it may have devices, from `running_since` on; `None` for any time.
+    pub(crate) time_left: Option<Duration>,
     /// The requests whose reservations it has passed, some of which may not wait any more.
     pub(crate) passed: BTreeSet<LeaseId>,
     /// Whether it was suspended for a request that waited, and waits to go on.
@@ -370,6 +372,30 @@ impl Lease {
             device.is_some_and(|device| requirement.accepts_back(device))
         };
         lost.is_none_or(accepts_back)
+    }
+
+    /// Returns when it will have had devices for as long as it may, if it has some now.
+    pub(crate) fn time_over_at(&self) -> Option<Timestamp> {
+        let left = self.time_left.filter(|_| !self.lease_devices.is_empty());
+        left.map(|left| self.running_since + left)
+    }
+
+    /// Limits the time for which it may still have its devices. What a scheduler has recorded of a lease is older
+    /// than the token of its client.
+    pub(crate) fn limit_time(&mut self, now: Timestamp, left: Option<Duration>) {
+        if let (Some(at), Some(left)) = (self.time_over_at(), left) {
+            let at = at.min(now + left);
+            self.time_left = Some(at.saturating_since(self.running_since));
+        }
+    }
+
+    /// Counts the time for which it has had its devices until now.
+    pub(crate) fn count_time(&mut self, now: Timestamp) {
+        if !self.lease_devices.is_empty() {
+            let had = now.saturating_since(self.running_since);
+            self.time_left = self.time_left.map(|left| left.saturating_sub(had));
+            self.running_since = now;
+        }
     }
 
     /// Returns the earlier of the two deadlines.

@@ -176,6 +176,11 @@ pub enum EndReason {
         /// The device's position in the worker's list.
         index: u32,
     },
+    /// The lease has had devices for as long as its request allows.
+    #[error(
+        "it has had its devices for as long as its request declared (`LeaseRequest::max_duration`)"
+    )]
+    TimeOver,
     /// An administrator has ended the lease.
     #[error("an administrator of the pool has ended the lease")]
     ByAdministrator,

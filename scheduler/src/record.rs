@@ -35,6 +35,8 @@ pub struct LeaseRecord {
     /// How long the lease may wait for devices after a worker or a process of it was lost; `None` for the
     /// pool's default.
     pub recover_within: Option<Duration>,
+    /// For how long it may have devices, from when it had them last; `None` for any time.
+    pub time_left: Option<Duration>,
     /// Whether the lease has devices, or why it has none.
     pub standing: RecordedStanding,
     /// The lease's devices, in the order of its ranks. Those of a lost worker are among them.
@@ -154,6 +156,7 @@ impl LeaseRecord {
             epoch: lease.epoch,
             durability: lease.durability,
             recover_within: lease.recover_within,
+            time_left: lease.time_left,
             standing: RecordedStanding::of(&lease.standing),
             devices: devices.collect(),
             keepers: lease.keepers.iter().map(keeper).collect(),
@@ -191,6 +194,7 @@ impl LeaseRecord {
         // the command.
         lease.load_stored = lease.stored.keys().copied().collect();
         lease.recover_within = self.recover_within;
+        (lease.running_since, lease.time_left) = (now, self.time_left);
         (lease.tenant, lease.charge) = (self.tenant, self.charge);
         lease.is_reclaimed = self.is_reclaimed;
         lease.parts = self.parts;

@@ -1,6 +1,7 @@
 //! The state of the pool at one moment, for display.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
@@ -38,6 +39,8 @@ pub struct LeaseSnapshot {
     pub durability: Durability,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
+    /// For how long it may still have devices; `None` for any time, or if it has none now.
+    pub time_left: Option<Duration>,
     /// Why the lease waits for a device, if its worker is gone.
     pub waits: Option<EndReason>,
     /// Set if the lease is suspended.

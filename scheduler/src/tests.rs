@@ -9,6 +9,7 @@ mod clients;
 mod commands;
 mod durable;
 mod durable_world;
+mod durations;
 mod ending;
 mod grants;
 mod handover;
@@ -397,6 +398,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
             .collect(),
         durability: Durability::Off,
         epoch: 0,
+        time_left: None,
     });
     client(
         id,
@@ -419,6 +421,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
             memory_bytes: 0,
             durability: Durability::Off,
             recover_within: None,
+            max_duration: None,
         },
     )
 }

@@ -47,6 +47,9 @@ pub enum Waiter {
         /// The request that has such a reservation of devices which this one could get, if its own lease could
         /// not be suspended.
         reserved_for: Option<LeaseId>,
+        /// When enough suitable devices will be free, if that is known, as leases that declare how long they take
+        /// will have ended. Others may get these devices first.
+        enough_at: Option<Timestamp>,
     },
     /// A lease.
     Lease {

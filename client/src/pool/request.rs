@@ -71,6 +71,7 @@ pub(super) async fn wait_for_grant(
             durability: v1::Durability::from(request.durability).into(),
             recover_within_ms: request.recover_within.map(in_millis),
             priority: request.priority,
+            max_duration_ms: request.max_duration.map(in_millis),
         },
         replies: RequestReplies { position, outcome },
     };

@@ -114,7 +114,8 @@ impl Engine {
             Some(owner) if owner == Some(client) => self.claim_again(client, claim),
             Some(None) => self.claim_reported(client, claim),
             None if may_adopt => {
-                let lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
+                let mut lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
+                (lease.running_since, lease.time_left) = (self.now, claim.time_left);
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
@@ -124,12 +125,13 @@ impl Engine {
 
     /// Handles the claim of a lease of which it is known that the client has it.
     fn claim_again(&mut self, client: ClientId, claim: Claim) {
-        let id = claim.lease;
+        let (id, now) = (claim.lease, self.now);
         let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         lease.expires_at = None;
         (lease.is_standing_reported, lease.is_restorable) = (false, false);
+        lease.limit_time(now, claim.time_left);
         let order = claim.epoch.cmp(&lease.epoch);
         match order {
             Ordering::Less => lease.is_move_unreported = true,
@@ -153,6 +155,7 @@ impl Engine {
         lease.owner = Some(client);
         lease.expires_at = None;
         (lease.durability, lease.epoch) = (claim.durability, claim.epoch);
+        (lease.running_since, lease.time_left) = (self.now, claim.time_left);
         // The client claims no devices of a worker that was lost before the lease moved, although
         // that worker reports them.
         let unclaimed = lease.set_devices(&claim.lease_devices);
@@ -210,6 +213,7 @@ impl Engine {
             self.options.min_recovery_timeout,
             self.options.max_recovery_timeout,
         );
+        granted.time_left = demand.max_duration;
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
         (granted.tenant, granted.passed) = (Some(tenant), passed);
         (granted.granted_at, granted.running_since) = (self.now, self.now);

@@ -439,6 +439,7 @@ impl Engine {
         let Some(mut lease) = self.leases.get_mut(id) else {
             return false;
         };
+        lease.count_time(now);
         lease.lease_devices.clear();
         lease.add(&lease_devices);
         lease.epoch += 1;

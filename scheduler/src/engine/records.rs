@@ -95,7 +95,7 @@ impl Engine {
     /// Gives a lease the devices that its client has by a later token than the recorded one: the lease
     /// moved, and the record was not written any more.
     pub(super) fn adopt_later_claim(&mut self, client: ClientId, claim: Claim) {
-        let id = claim.lease;
+        let (id, now) = (claim.lease, self.now);
         let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
@@ -104,6 +104,7 @@ impl Engine {
         let outdated = std::mem::replace(&mut *lease, later);
         lease.lease_devices = outdated.lease_devices;
         lease.recover_within = outdated.recover_within;
+        (lease.running_since, lease.time_left) = (now, claim.time_left);
         (lease.tenant, lease.charge) = (outdated.tenant, outdated.charge);
         lease.granted_at = outdated.granted_at;
         let unclaimed = lease.set_devices(&claim.lease_devices);

@@ -6,8 +6,10 @@
 //! passed the tenant's own requests does not count there, as otherwise small requests of a tenant would keep
 //! back its large one.
 //!
-//! A later request *passes* a reservation when it gets devices of it. It may do so only if its lease can be
-//! suspended. The lease is then suspended, with others that passed the same reservation, once there are enough
+//! A later request *passes* a reservation when it gets devices of it. It may do so only if its lease surely ends
+//! before there would be enough devices without it, as the request declares how long it takes (EASY backfill:
+//! Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
+//! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended. The lease is then suspended, with others that passed the same reservation, once there are enough
 //! devices together with those that are free or being released (`reclaim.rs`); the free ones are held back from
 //! then on (`holds.rs`). So of the devices of a reservation, all count for it that were granted since it was
 //! made, and it waits no longer than leases that had devices before keep these.
@@ -26,6 +28,7 @@ use crate::options::RequestOrder;
 use crate::pool::DeviceClass;
 use crate::queue::{Rank, TenantRequests};
 use crate::tenants::{Amounts, TenantName};
+use crate::time::Timestamp;
 
 /// Devices for a request that waits, which later requests get only if their leases can be suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,9 @@ pub(crate) struct Reservation {
     pub(crate) lease: LeaseId,
     /// What devices it could get that no request before it could get.
     classes: BTreeSet<DeviceClass>,
+    /// When there will be enough of these devices, if that is known: leases that declare how long they take
+    /// will have ended by then.
+    starts_by: Option<Timestamp>,
 }
 
 /// The place of a tenant in the order: its share, the number of its next request, and its name.
@@ -65,8 +71,15 @@ impl Engine {
         device: &DeviceSpec,
     ) -> Option<&Reservation> {
         let mut others = self.reservations.iter().filter(|it| it.lease != request);
-        let of_other = others.find(|it| it.includes(device));
-        of_other.filter(|_| !demand.can_be_suspended_on(device))
+        if demand.can_be_suspended_on(device) {
+            return None;
+        }
+        let ends_at = demand.rounded_duration().map(|it| self.now + it);
+        let ends_too_late = |it: &Reservation| match (ends_at, it.starts_by) {
+            (Some(ends_at), Some(starts_by)) => ends_at > starts_by,
+            (None, _) | (_, None) => true,
+        };
+        others.find(|it| it.includes(device) && ends_too_late(it))
     }
 
     /// Returns the reservations, those first that are next.
@@ -116,16 +129,59 @@ impl Engine {
                 .queue
                 .get(rank.lease)
                 .is_some_and(|it| is_due(it.since));
-            let reservation = Reservation {
+            let mut reservation = Reservation {
                 lease: rank.lease,
                 classes,
+                starts_by: None,
             };
             let is_enough = self.pool.offers(shape, |it| reservation.includes(it)) >= wanted;
             if has_waited && is_enough {
+                reservation.starts_by = self.starts_by(&reservation, wanted);
                 reservations.push(reservation);
             }
         }
         reservations
+    }
+
+    /// Returns when there will be as many devices as `wanted` of a reservation, if that is known and makes a
+    /// difference for a request that waits.
+    fn starts_by(&self, reservation: &Reservation, wanted: usize) -> Option<Timestamp> {
+        let mut shapes = self.queue.shapes();
+        let makes_difference = shapes.any(|shape| shape.max_duration.is_some());
+        let includes = |device: &DeviceSpec| reservation.includes(device);
+        makes_difference.then(|| self.enough_at(reservation.lease, wanted, includes))?
+    }
+
+    /// Returns when as many devices as `wanted` will be there for a request, of those that it `may_have`, if that
+    /// is known: they are free or being released, have passed its reservation, or are of leases that declare
+    /// how long they take.
+    pub(super) fn enough_at(
+        &self,
+        request: LeaseId,
+        wanted: usize,
+        may_have: impl Fn(&DeviceSpec) -> bool,
+    ) -> Option<Timestamp> {
+        let usable = self.pool.usable(may_have);
+        let free = self.pool.free_or_ending().into_keys();
+        let mut coming: BTreeSet<_> = free.collect();
+        coming.extend(self.pool.held_back_for(request));
+        for lease in self.leases.index().passing(request) {
+            let lease = self.leases.get(lease);
+            coming.extend(lease.into_iter().flat_map(|it| it.lease_devices.keys()));
+        }
+        coming.retain(|device_ref| usable.contains(device_ref));
+        if coming.len() >= wanted {
+            return Some(self.now);
+        }
+        for (at, id) in self.leases.index().time_over() {
+            let lease = self.leases.get(id);
+            let devices = lease.into_iter().flat_map(|it| it.lease_devices.keys());
+            coming.extend(devices.filter(|it| usable.contains(*it)));
+            if coming.len() >= wanted {
+                return Some(at);
+            }
+        }
+        None
     }
 
     /// Returns the next request beyond guarantees of each tenant and shape, those first that are next.

@@ -174,9 +174,11 @@ impl Engine {
         let (old_grants, workers) = (lease.grants(), lease.workers());
         let keepers = lease.keepers.values();
         let keepers: BTreeSet<_> = keepers.flat_map(Keeper::workers).collect();
+        let now = self.now;
         let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
+        lease.count_time(now);
         lease.lease_devices.clear();
         lease.avoided.clear();
         lease.kept_at.clear();

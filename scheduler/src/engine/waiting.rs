@@ -9,6 +9,7 @@ use crate::device::{DeviceSpec, Requirement};
 use crate::lease::{Lease, Standing};
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
+use crate::time::Timestamp;
 use crate::waiting::{NeededDevices, Waiter, Waiting};
 
 impl Engine {
@@ -157,6 +158,20 @@ impl Engine {
         before.next().map(|it| it.lease)
     }
 
+    /// Returns when enough devices will be free for a request, if that is known.
+    fn enough_for(&self, queued: &QueuedRequest) -> Option<Timestamp> {
+        let (tenant, demand) = (&queued.tenant, &queued.demand);
+        let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
+        let lease = queued.lease;
+        let is_guaranteed = self.queue.guaranteed().contains(lease);
+        let may_have = |device: &DeviceSpec| {
+            let is_within_limit = limit.allows(used, device, demand.devices);
+            let may_pass = is_guaranteed || self.may_pass(lease, demand, device);
+            demand.accepts(device) && is_within_limit && may_pass
+        };
+        self.enough_at(lease, demand.devices as usize, may_have)
+    }
+
     fn waiting_request(&self, queued: &QueuedRequest) -> Waiting {
         let demand = &queued.demand;
         let suitable = self
@@ -174,6 +189,7 @@ impl Engine {
                 is_guaranteed: self.queue.guaranteed().contains(queued.lease),
                 has_reservation: self.reservation_of(queued.lease).is_some(),
                 reserved_for: self.reservation_before(queued),
+                enough_at: self.enough_for(queued),
             },
             needs: vec![NeededDevices {
                 count: demand.devices as usize,

@@ -23,6 +23,8 @@ pub(super) struct Keys {
     is_unsettled: bool,
     is_suspended: bool,
     ends_at: Option<Timestamp>,
+    /// When it will have had devices for as long as it may.
+    time_over_at: Option<Timestamp>,
     is_unclaimed: bool,
     /// What it adds to what a tenant has.
     charge: Option<(TenantName, Amounts)>,
@@ -61,6 +63,7 @@ impl Keys {
             is_unsettled: waits,
             is_suspended,
             ends_at: lease.ends_at(),
+            time_over_at: lease.time_over_at(),
             is_unclaimed: lease.tenant.is_none(),
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
             passed: match lease.counts() {
@@ -78,6 +81,7 @@ pub(crate) struct LeaseIndex {
     by_worker: BTreeMap<WorkerId, BTreeSet<LeaseId>>,
     unsettled: BTreeSet<LeaseId>,
     ends: BTreeSet<(Timestamp, LeaseId)>,
+    time_over: BTreeSet<(Timestamp, LeaseId)>,
     unclaimed: usize,
     kept: BTreeMap<WorkerId, usize>,
     /// The workers of which `kept` has changed since these were taken last.
@@ -148,6 +152,12 @@ impl LeaseIndex {
                 false => self.ends.remove(&(at, id)),
             };
         }
+        if let Some(at) = keys.time_over_at {
+            match is_added {
+                true => self.time_over.insert((at, id)),
+                false => self.time_over.remove(&(at, id)),
+            };
+        }
         for worker in &keys.keepers {
             match is_added {
                 true => by_key::increment(&mut self.kept, *worker),
@@ -190,9 +200,14 @@ impl LeaseIndex {
         self.unsettled.iter().copied()
     }
 
-    /// Returns the times at which leases end, the earliest first.
+    /// Returns the times at which leases end whose client or worker is away, the earliest first.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (Timestamp, LeaseId)> {
         self.ends.iter().copied()
+    }
+
+    /// Returns the times at which leases will have had devices for as long as they may, the earliest first.
+    pub(crate) fn time_over(&self) -> impl Iterator<Item = (Timestamp, LeaseId)> {
+        self.time_over.iter().copied()
     }
 
     /// Returns whether there are leases whose tenant is not known yet.

@@ -248,6 +248,7 @@ mod tests {
                 memory_bytes: 0,
                 durability: Durability::Off,
                 recover_within: None,
+                max_duration: None,
             };
             queue.push(QueuedRequest::new(
                 ClientId(1),

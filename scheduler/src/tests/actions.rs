@@ -201,7 +201,7 @@ impl World {
                 leases
                     .get_mut(id)
                     .unwrap()
-                    .suspend_until(self.now + 3_600_000);
+                    .suspend_until(self.now, self.now + 3_600_000);
             } else if is_over && (all_known || !known.durability.is_durable()) {
                 leases.remove(id);
             }
@@ -274,7 +274,7 @@ impl World {
                 !lease.lease_devices.iter().all(is_good),
                 "{id} had all its workers"
             );
-            lease.suspend_until(until);
+            lease.suspend_until(self.now, until);
         }
     }
 
@@ -284,7 +284,7 @@ impl World {
         let lease = leases.and_then(|leases| leases.get_mut(&id));
         let lost_until = lease.as_ref().and_then(|lease| lease.lost_until);
         if let (Some(lease), Some(until)) = (lease, lost_until) {
-            lease.suspend_until(until);
+            lease.suspend_until(self.now, until);
         }
     }
 
@@ -334,7 +334,7 @@ impl World {
             .as_mut()
             .and_then(|leases| leases.get_mut(&lease));
         if let Some(known) = known.filter(|_| is_possible) {
-            known.lease_devices.clear();
+            known.lose_devices(self.now);
             known.is_suspended = true;
         }
         self.send(Event::SuspendLease { lease, by });
@@ -441,6 +441,7 @@ impl World {
                 lease_devices: lease_devices.collect(),
                 durability: token.durability,
                 epoch: token.epoch,
+                time_left: None,
             }
         });
         let claims = claims.collect();
@@ -637,7 +638,8 @@ impl World {
         if let Some(leases) = &mut self.leases {
             leases.retain(|_, lease| {
                 let absent_until = lease.absent_since.map(|since| since + 30_000);
-                let mut ends = absent_until.into_iter().chain(lease.lost_until);
+                let ends = absent_until.into_iter().chain(lease.lost_until);
+                let mut ends = ends.chain(lease.time_over_at());
                 ends.all(|at| now < at)
             });
         }
@@ -694,7 +696,7 @@ impl World {
             if is_its && is_on_several {
                 let known = self.engine.leases().get(*lease_id).unwrap();
                 let parts = self.parts_with_snapshots(known, Some(id), None);
-                lease.suspend_until(lost_until);
+                lease.suspend_until(self.now, lost_until);
                 // Another of these workers may be lost at the same time.
                 lease.parts = parts.clone().unwrap_or_default();
                 return parts.is_some();
@@ -760,8 +762,8 @@ fn can_go_on(parts: &[SuspendedPart]) -> bool {
 
 impl SimLease {
     /// Something has happened to a lease that does not end for it, if it goes on by then.
-    fn suspend_until(&mut self, until: u64) {
-        self.lease_devices.clear();
+    fn suspend_until(&mut self, now: u64, until: u64) {
+        self.lose_devices(now);
         self.is_suspended = true;
         self.lost_until = Some(until);
     }

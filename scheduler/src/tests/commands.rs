@@ -48,6 +48,7 @@ pub(super) fn unsatisfiable(
         memory_bytes: 0,
         durability: Durability::Off,
         recover_within: None,
+        max_duration: None,
     };
     let devices = workers.iter().copied().flatten();
     let pool = crate::Inventory::new(workers.len(), devices.map(|device| (device, 1)));

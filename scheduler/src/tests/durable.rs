@@ -18,6 +18,7 @@ pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
             memory_bytes: 0,
             durability: Durability::Auto,
             recover_within: None,
+            max_duration: None,
         },
     )
 }

@@ -60,6 +60,7 @@ impl World {
             };
             assert!(have_snapshots, "{lease}");
             moved.is_suspended = false;
+            moved.lose_devices(self.now);
             moved.running_since = self.now;
             moved.lease_devices = device_refs.clone();
             moved.memory_bytes = memory_bytes;

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::reservation_model::RESERVE_AFTER;
 use super::world::{
-    MAX_WAITING, MAX_WAITING_PER_CLIENT, SimRequest, SimWorker, World, meets_demand, tenant_of,
+    MAX_WAITING, MAX_WAITING_PER_CLIENT, SimLease, SimRequest, SimWorker, World, meets_demand,
+    tenant_of,
 };
 use super::*;
 use crate::lease::Standing;
@@ -212,7 +213,8 @@ impl World {
             let away = self.workers.iter().filter_map(SimWorker::lost_at);
             let absent = leases.values().filter_map(|lease| lease.absent_since);
             let lost = leases.values().filter_map(|lease| lease.lost_until);
-            let ends = absent.map(|since| since + 30_000).chain(lost);
+            let over = leases.values().filter_map(SimLease::time_over_at);
+            let ends = absent.map(|since| since + 30_000).chain(lost).chain(over);
             let next = away.chain(ends).min();
             let reclaim_at = self.engine.reclaim_at().map(|at| at.as_millis());
             // Otherwise it would be done.

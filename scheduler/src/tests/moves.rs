@@ -480,6 +480,7 @@ fn lease_of_devices_without_fingerprints_has_no_keeper() {
             memory_bytes: 0,
             durability: Durability::Auto,
             recover_within: None,
+            max_duration: None,
         };
         request_for(1, request, demand)
     };

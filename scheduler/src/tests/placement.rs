@@ -14,6 +14,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         memory_bytes: gib << 30,
         durability: Durability::Off,
         recover_within: None,
+        max_duration: None,
     }
 }
 

@@ -192,17 +192,25 @@ fn durability() -> impl Strategy<Value = Durability> {
     ]
 }
 
+fn duration() -> impl Strategy<Value = Option<Duration>> {
+    let seconds = prop_oneof![6 => Just(None), 1 => (1..30_u64).prop_map(Some)];
+    seconds.prop_map(|it| it.map(Duration::from_secs))
+}
+
 fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib, durability()).prop_map(|(devices, kind, gib, durability)| Demand {
-        devices,
-        kind: kind.map(str::to_owned),
-        memory_bytes: gib << 30,
-        durability,
-        recover_within: None,
-    })
+    (count, kind, gib, durability(), duration()).prop_map(
+        |(devices, kind, gib, durability, max_duration)| Demand {
+            devices,
+            kind: kind.map(str::to_owned),
+            memory_bytes: gib << 30,
+            durability,
+            recover_within: None,
+            max_duration,
+        },
+    )
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -239,13 +247,16 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     let client = || 0..CLIENTS;
     let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
     let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
-    let demand = (1..4_u32, kind, durability).prop_map(|(devices, kind, durability)| Demand {
-        devices,
-        kind: Some(kind.into()),
-        memory_bytes: 0,
-        durability,
-        recover_within: None,
-    });
+    let demand = (1..4_u32, kind, durability, duration()).prop_map(
+        |(devices, kind, durability, max_duration)| Demand {
+            devices,
+            kind: Some(kind.into()),
+            memory_bytes: 0,
+            durability,
+            recover_within: None,
+            max_duration,
+        },
+    );
     let millis = prop_oneof![3 => Just(10_000), 2 => 0..4_000_u64];
     prop_oneof![
         10 => (client(), demand, -1..2).prop_map(
@@ -441,6 +452,7 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
         memory_bytes: 0,
         durability: Durability::Auto,
         recover_within: None,
+        max_duration: None,
     };
     check_any(vec![
         request(0, demand),
@@ -472,6 +484,7 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
             memory_bytes: 0,
             durability,
             recover_within: None,
+            max_duration: None,
         };
         request(client, demand)
     };
@@ -506,6 +519,7 @@ fn worker_is_cut_off_while_it_gets_snapshots() {
             memory_bytes: 0,
             durability,
             recover_within: None,
+            max_duration: None,
         };
         request(0, demand)
     };
@@ -539,6 +553,7 @@ fn both_workers_of_a_lease_are_lost_at_once() {
         memory_bytes: 0,
         durability: Durability::Exact,
         recover_within: None,
+        max_duration: None,
     };
     check_any(vec![
         request(0, demand),

@@ -128,6 +128,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
         memory_bytes: 0,
         durability: Durability::Off,
         recover_within: None,
+        max_duration: None,
     };
     let (request, lease) = (RequestId(request), LeaseId(lease));
     client(

@@ -24,6 +24,7 @@ fn running() -> LeaseRecord {
         epoch: 0,
         durability: Durability::Auto,
         recover_within: None,
+        time_left: None,
         standing: RecordedStanding::Running,
         devices: vec![GrantedDevice {
             device_ref: device_ref(1, 0),
@@ -77,6 +78,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
         }],
         durability: Durability::Auto,
         epoch,
+        time_left: None,
     };
     let claims = vec![claim];
     client(
@@ -161,6 +163,7 @@ fn time_that_a_lease_may_wait_is_recorded() {
         memory_bytes: 0,
         durability: Durability::Auto,
         recover_within: Some(Duration::from_secs(20)),
+        max_duration: None,
     };
     for event in [join(1, &[exact(16)]), attach(1), request_for(1, 1, demand)] {
         engine.handle(event, at(0));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{SimRequest, World, meets_demand, tenant_of};
+use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
 use crate::device::Shape;
@@ -102,13 +102,58 @@ impl World {
         passed
     }
 
+    /// Returns when a request with a reservation of these classes will have enough devices, if that is known.
+    fn starts_by(&self, waiting: &SimRequest, classes: &BTreeSet<Class>) -> Option<u64> {
+        let known = self.leases.as_ref()?;
+        let is_own = |it: &DeviceRef| classes.contains(&class_of(self.device(*it)));
+        let coming = self.coming().into_iter().filter(|device_ref| {
+            let holder = self.engine.held_back().get(device_ref);
+            is_own(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
+        });
+        let mut coming: BTreeSet<_> = coming.collect();
+        let devices = |lease: &SimLease| {
+            let usable = lease.lease_devices.iter().copied();
+            let usable = usable.filter(|it| self.is_usable(*it) && is_own(it));
+            usable.collect::<Vec<_>>()
+        };
+        let mut ends = Vec::new();
+        for (id, lease) in known {
+            let has_passed = self.engine.leases().get(*id).unwrap();
+            let has_passed = has_passed.passed.contains(&waiting.lease);
+            match lease.time_over_at() {
+                _ if has_passed && !lease.is_suspended => coming.extend(devices(lease)),
+                Some(at) => ends.push((at, devices(lease))),
+                None => {}
+            }
+        }
+        ends.sort();
+        let wanted = waiting.demand.devices as usize;
+        let mut starts_by = (coming.len() >= wanted).then_some(self.now);
+        for (at, devices) in ends {
+            coming.extend(devices);
+            if coming.len() >= wanted {
+                starts_by = starts_by.or(Some(at));
+            }
+        }
+        starts_by
+    }
+
     /// Returns whether a request that is not within a guarantee may get a device, as far as reservations are
     /// concerned.
     pub(super) fn may_pass(&self, waiting: &SimRequest, device: &DeviceSpec) -> bool {
         let reserved = self.reserved_now();
         let mut others = reserved.iter().filter(|(of, _)| **of != waiting.lease);
-        can_be_suspended_on(&waiting.demand, device)
-            || others.all(|(_, classes)| !classes.contains(&class_of(device)))
+        let is_free = |(of, classes): (&LeaseId, &BTreeSet<Class>)| {
+            let mut requests = self.waiting.iter();
+            let first = requests.find(|it| it.lease == *of).unwrap();
+            let is_in_time = || {
+                let takes = waiting.demand.max_duration?.as_millis() as u64;
+                let starts_by = self.starts_by(first, classes)?;
+                (self.now + takes.next_power_of_two() <= starts_by).then_some(())
+            };
+            !classes.contains(&class_of(device)) || is_in_time().is_some()
+        };
+        can_be_suspended_on(&waiting.demand, device) || others.all(is_free)
     }
 
     /// Reservations are as they must be, and of those for which there are enough devices, none waits.
@@ -224,8 +269,11 @@ impl World {
             let known = self.engine.leases().get(granted.lease);
             let is_passed = known.is_none_or(|known| known.passed.contains(lease));
             let is_guaranteed = self.leases.is_none() || !self.is_borrowed(granted.lease);
+            // Whether it ends in time was decided with what others had at that moment.
+            let may_pass = can_be_suspended_on(&granted.demand, first)
+                || granted.demand.max_duration.is_some();
             assert!(
-                is_guaranteed || is_passed && can_be_suspended_on(&granted.demand, first),
+                is_guaranteed || is_passed && may_pass,
                 "{} passed {lease}",
                 granted.demand
             );

@@ -188,3 +188,44 @@ fn small_requests_of_a_tenant_do_not_keep_back_its_large_one() {
     let engine = check_with(options(), start.into_iter().chain(steps));
     assert_eq!(shown(&engine, 20), (true, None));
 }
+
+/// Client 1 has a device until 100,001 ms at the latest, so the large request starts by then.
+#[test]
+fn a_lease_that_ends_in_time_passes() {
+    let lasting = |id, number, seconds| {
+        let demand = Demand {
+            devices: 1,
+            kind: Some("flex".into()),
+            memory_bytes: 0,
+            durability: Durability::Off,
+            recover_within: None,
+            max_duration: Some(Duration::from_secs(seconds)),
+        };
+        request_for(id, number, demand)
+    };
+    let mut start = start();
+    start[4] = (1, lasting(1, 1, 100), vec![granted_flex(1, 1, 0)]);
+    let steps = [
+        // Rounded up, it takes 65.5 s.
+        (61_000, lasting(3, 3, 33), vec![queued(3, 3, 2)]),
+        // 16.4 s.
+        (61_001, lasting(1, 4, 16), vec![granted_flex(1, 4, 1)]),
+        (
+            77_001,
+            tick(),
+            vec![end_lease(1, 40), ended(1, 40, EndReason::TimeOver)],
+        ),
+        (77_002, released(1, 40), vec![]),
+        (
+            100_001,
+            tick(),
+            vec![end_lease(1, 10), ended(1, 10, EndReason::TimeOver)],
+        ),
+        (
+            100_002,
+            released(1, 10),
+            vec![granted_both(2, 2), queued(3, 3, 1)],
+        ),
+    ];
+    check_with(options(), start.into_iter().chain(steps));
+}

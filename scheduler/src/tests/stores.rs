@@ -253,6 +253,7 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
         lease_devices: record.devices.clone(),
         durability: Durability::Auto,
         epoch: 0,
+        time_left: None,
     };
     let claims = vec![claim];
     let attach = client(
@@ -334,6 +335,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         epoch: 1,
         durability: Durability::Auto,
         recover_within: None,
+        time_left: None,
         standing: RecordedStanding::Suspended(Suspender::Administrator),
         devices: Vec::new(),
         keepers: Vec::new(),
@@ -357,6 +359,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         ],
         durability: Durability::Auto,
         epoch: 1,
+        time_left: None,
     };
     let claims = vec![claim];
     let hold = hold(2, 10);

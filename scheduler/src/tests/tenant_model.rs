@@ -265,7 +265,7 @@ impl World {
         }
         let leases = self.leases.as_mut();
         if let Some(lease) = leases.and_then(|leases| leases.get_mut(&id)) {
-            lease.lease_devices.clear();
+            lease.lose_devices(self.now);
             lease.is_suspended = true;
         }
     }

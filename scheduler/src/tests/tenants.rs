@@ -24,6 +24,7 @@ pub(super) fn request_kind(
         memory_bytes: 0,
         durability: Durability::Off,
         recover_within: None,
+        max_duration: None,
     };
     let mut event = request_for(id, number, demand);
     if let Event::Client {
@@ -219,6 +220,7 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
             memory_bytes: 0,
             durability: Durability::Off,
             recover_within: None,
+            max_duration: None,
         },
         limit: limit(&one).limit,
     };
@@ -274,6 +276,7 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
                         memory_bytes: 0,
                         durability: Durability::Off,
                         recover_within: None,
+                        max_duration: None,
                     },
                     limit: limit(&[("cuda", 0)]).limit,
                 },

@@ -43,6 +43,7 @@ fn devices_are_counted_by_how_they_are_used() {
         memory_bytes: 8 << 30,
         durability: Durability::Off,
         recover_within: None,
+        max_duration: None,
     };
     let engine = check([
         // Too small, of another kind, free, out of service, leased, and of a lease that has ended.
@@ -109,6 +110,7 @@ fn devices_are_counted_by_how_they_are_used() {
             is_guaranteed: false,
             has_reservation: false,
             reserved_for: None,
+            enough_at: None,
         },
         needs: needs(8, false, suitable),
     };
@@ -135,12 +137,14 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
                 memory_bytes: 0,
                 durability: Durability::Off,
                 recover_within: None,
+                max_duration: None,
             },
             since: at(5),
             priority: 0,
             is_guaranteed: false,
             has_reservation: false,
             reserved_for: None,
+            enough_at: None,
         },
         needs: needs(1, false, leased(&[(20, 1)])),
     };

@@ -140,6 +140,8 @@ pub(super) struct SimLease {
     pub(super) granted_at: u64,
     /// Since when it has its devices.
     pub(super) running_since: u64,
+    /// For how long it may have devices, from `running_since` on, in ms.
+    pub(super) time_left: Option<u64>,
     pub(super) durability: Durability,
     /// The devices that were granted.
     pub(super) granted: Vec<DeviceSpec>,
@@ -147,6 +149,23 @@ pub(super) struct SimLease {
     pub(super) parts: Vec<SuspendedPart>,
     /// The least memory of its devices.
     pub(super) memory_bytes: u64,
+}
+
+impl SimLease {
+    /// Returns when it has had devices for as long as it may.
+    pub(super) fn time_over_at(&self) -> Option<u64> {
+        let left = self.time_left.filter(|_| !self.lease_devices.is_empty());
+        left.map(|left| self.running_since + left)
+    }
+
+    /// It has had its devices until now, and has none any more.
+    pub(super) fn lose_devices(&mut self, now: u64) {
+        if !self.lease_devices.is_empty() {
+            let had = now - self.running_since;
+            self.time_left = self.time_left.map(|left| left.saturating_sub(had));
+        }
+        self.lease_devices.clear();
+    }
 }
 
 /// Returns the snapshot store that a worker has open: workers 0 and 1 share one.
@@ -481,6 +500,7 @@ impl World {
                 is_suspended: false,
                 granted_at: self.now,
                 running_since: self.now,
+                time_left: granted.demand.max_duration.map(|it| it.as_millis() as u64),
                 durability: granted.demand.durability,
                 granted: specs.clone(),
                 parts: Vec::new(),

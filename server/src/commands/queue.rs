@@ -61,6 +61,9 @@ struct WaitingJson<'a> {
     has_reservation: Option<bool>,
     /// The request that has such a reservation of devices which this one could get.
     reserved_for: Option<String>,
+    /// The time within which enough suitable devices will be free, as leases that declare how long they take will
+    /// have ended; null if that is not known.
+    enough_in_ms: Option<u64>,
     /// The priority of a request among those of its tenant; null for a lease.
     priority: Option<i32>,
     needs: Vec<NeedsJson<'a>>,
@@ -172,6 +175,7 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         guaranteed: is_request.then_some(waiting.guaranteed),
         has_reservation: is_request.then_some(waiting.has_reservation),
         reserved_for: waiting.reserved_for.map(|id| LeaseId(id).to_string()),
+        enough_in_ms: waiting.enough_in_ms,
         priority: is_request.then_some(waiting.priority),
         needs: waiting.needs.iter().map(needs_json).collect(),
     }

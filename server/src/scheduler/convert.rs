@@ -4,7 +4,7 @@
 //! Incoming messages are checked here, so the engine can rely on their contents, and text
 //! that others will see (names, kinds) is safe to print.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use prost::Message;
 use tensord_proto::{
@@ -18,6 +18,8 @@ use tensord_scheduler::{
     GrantedDevice, LeasedDevice, RefuseReason,
 };
 use tensord_transport::token;
+
+use super::access::UnixMillis;
 
 /// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
@@ -60,6 +62,7 @@ pub(super) fn claimed_leases(
     tenant: &str,
     tokens: &[impl AsRef<[u8]>],
     lease_key: &[u8],
+    now: UnixMillis,
 ) -> Result<ClaimedLeases, Error> {
     let is_its_own = |claims: &LeaseClaims| {
         claims.client_id == client.0
@@ -69,7 +72,7 @@ pub(super) fn claimed_leases(
     let mut held = ClaimedLeases::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
-            Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims)),
+            Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims, now)),
             Ok(claims) => held.invalid.push(LeaseId(claims.lease_id)),
             Err(_) => match unverified_lease_id(token) {
                 Some(lease) => held.invalid.push(lease),
@@ -89,7 +92,7 @@ fn unverified_lease_id(token: &[u8]) -> Option<LeaseId> {
     Some(LeaseId(LeaseClaims::decode(claims).ok()?.lease_id))
 }
 
-fn claim(claims: &LeaseClaims) -> Claim {
+fn claim(claims: &LeaseClaims, now: UnixMillis) -> Claim {
     let share = |share: &v1::LeaseShare| GrantedDevice {
         device_ref: DeviceRef {
             worker: WorkerId(share.worker_id),
@@ -102,8 +105,15 @@ fn claim(claims: &LeaseClaims) -> Claim {
         lease_devices: claims.shares.iter().map(share).collect(),
         durability: durability(claims.durability()),
         epoch: claims.epoch,
+        time_left: claims.time_left_ms.map(|left| {
+            let since = now.0.saturating_sub(claims.issued_at_ms);
+            Duration::from_millis(left.saturating_sub(since))
+        }),
     }
 }
+
+/// The shortest time after which a lease can end by its own request.
+const MIN_DURATION: Duration = Duration::from_secs(1);
 
 /// Converts a client's message after its hello. If the message is a request, `lease` becomes
 /// the id of the lease that the engine grants for it.
@@ -180,9 +190,10 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
                 return protocol_error(format!("the request has an unknown durability: {unknown}"));
             }
         },
-        recover_within: request
-            .recover_within_ms
-            .map(std::time::Duration::from_millis),
+        recover_within: request.recover_within_ms.map(Duration::from_millis),
+        max_duration: request
+            .max_duration_ms
+            .map(|millis| Duration::from_millis(millis).max(MIN_DURATION)),
     })
 }
 
@@ -322,7 +333,10 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::WorkerDrains { .. }
         | EndReason::WorkerUnreachable { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
-        EndReason::Reclaimed | EndReason::ByAdministrator | EndReason::Unknown => ErrorCode::Lease,
+        EndReason::Reclaimed
+        | EndReason::TimeOver
+        | EndReason::ByAdministrator
+        | EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,
     };
     pool_message(pool_message::Body::Ended(v1::LeaseEnded {

@@ -240,8 +240,14 @@ impl Shared {
             return Err(credential_mismatch(client));
         }
         let tenant = &auth.tenant;
-        let held =
-            convert::claimed_leases(client, credential, tenant, &lease_tokens, &self.lease_key)?;
+        let held = convert::claimed_leases(
+            client,
+            credential,
+            tenant,
+            &lease_tokens,
+            &self.lease_key,
+            UnixMillis::now(),
+        )?;
         if held.claims.is_empty() {
             // A client that holds leases may come back to them even if its token has ended.
             self.registries.access.check_may_open(auth)?;

@@ -123,6 +123,7 @@ impl Peers {
                 memory_bytes: job.memory_bytes,
                 durability: Durability::Auto,
                 recover_within: None,
+                max_duration: None,
             },
             priority: job.priority,
             lease: lease_of(number),

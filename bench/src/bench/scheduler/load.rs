@@ -241,6 +241,7 @@ impl Load {
                 memory_bytes,
                 durability: Durability::Auto,
                 recover_within: None,
+                max_duration: None,
             },
             priority: 0,
             // Ids are random.

@@ -88,11 +88,23 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
             &format!("the lease ends in {ends_in} if {missing} by then"),
         );
     }
-    line(
-        "estimate",
-        "none, as a lease may keep its devices for any time",
-    );
+    line("estimate", &estimate(waiting));
     text
+}
+
+/// Returns when a lease or request gets devices, as far as that is known, and how it is known.
+fn estimate(waiting: &Waiting) -> String {
+    match waiting.enough_in_ms {
+        Some(0) => "soon: enough devices are being released, or can be taken back".into(),
+        Some(millis) => format!(
+            "in {} at the latest, unless others before it get the devices: leases that declare how long they take (max_duration) will have ended by then",
+            human::duration(millis)
+        ),
+        None => {
+            "none, as too few leases with suitable devices declare how long they take (max_duration)"
+                .into()
+        }
+    }
 }
 
 /// Returns the rule by which a lease or request gets devices.
@@ -229,7 +241,7 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
              lease 000000000000009d of tenant research (token night) has 2 devices
              1 held back for lease or request 000000000000009a of tenant research (token ci), which needs more
   may end if a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
-  estimate   none, as a lease may keep its devices for any time
+  estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
         assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
     }
@@ -253,7 +265,7 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   limit      there may be enough devices, but its tenant would have more than its limit
   devices    2 devices; suitable: 5 free, 3 leased
   may end if a lease of its tenant ends or is suspended, or the limit of its tenant is raised
-  estimate   none, as a lease may keep its devices for any time
+  estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
         waiting.position = 1;
         assert_eq!(explanation(&waiting, 1), expected);
@@ -273,6 +285,15 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
     }
 
     #[test]
+    fn estimate_names_its_basis() {
+        let mut waiting = listed().waiting.remove(1);
+        waiting.enough_in_ms = Some(2_100_000);
+        let text = explanation(&waiting, 2);
+        let estimate = "\n  estimate   in 35 min 0 s at the latest, unless others before it get the devices: leases that declare how long they take (max_duration) will have ended by then\n";
+        assert!(text.contains(estimate), "{text}");
+    }
+
+    #[test]
     fn explanation_of_a_lease_names_the_cause_and_the_time_limit() {
         let listed = listed();
         let expected = "\
@@ -285,7 +306,7 @@ lease 000000000000009a of tenant research (token ci) waits for 3 devices of 2 wo
   moving     its snapshots are being sent to gpu-3
   may end if its program connects again, or its snapshots arrive, or its worker joins again, or more devices of one worker are free, or a worker with such devices joins
   time limit the lease ends in 59 min 0 s if its program is not connected by then
-  estimate   none, as a lease may keep its devices for any time
+  estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
         assert_eq!(explanation(&listed.waiting[0], listed.count), expected);
     }

@@ -63,6 +63,7 @@ impl Driver {
                 is_guaranteed,
                 has_reservation,
                 reserved_for,
+                enough_at,
             } => v1::Waiting {
                 requested: demand.to_string(),
                 waited_ms: Some(since(*at)),
@@ -70,6 +71,7 @@ impl Driver {
                 guaranteed: *is_guaranteed,
                 has_reservation: *has_reservation,
                 reserved_for: reserved_for.map(|lease| lease.0),
+                enough_in_ms: enough_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
                 ..info
             },
             Waiter::Lease {

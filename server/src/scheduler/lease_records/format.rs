@@ -44,6 +44,9 @@ struct StoredLease {
     #[serde(default)]
     durability: StoredDurability,
     recover_within_ms: Option<u64>,
+    /// Records of earlier versions have none.
+    #[serde(default)]
+    time_left_ms: Option<u64>,
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
     keepers: Vec<StoredKeeper>,
@@ -162,6 +165,7 @@ impl From<&LeaseRecord> for StoredLease {
             epoch: record.epoch,
             durability: record.durability.into(),
             recover_within_ms: record.recover_within.map(millis),
+            time_left_ms: record.time_left.map(millis),
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
@@ -214,6 +218,7 @@ impl From<StoredLease> for LeaseRecord {
             epoch: stored.epoch,
             durability: stored.durability.into(),
             recover_within: stored.recover_within_ms.map(Duration::from_millis),
+            time_left: stored.time_left_ms.map(Duration::from_millis),
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),

@@ -31,6 +31,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
         epoch: 3,
         durability: Durability::Continue,
         recover_within: Some(Duration::from_millis(1_500)),
+        time_left: Some(Duration::from_millis(90_000)),
         standing,
         devices: vec![GrantedDevice {
             device_ref: DeviceRef {

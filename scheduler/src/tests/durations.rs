@@ -1,0 +1,77 @@
+//! Leases that end when they have had devices for as long as their requests declare.
+
+use super::durable::{granted_exact, kept, moved, restorable};
+use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
+use super::*;
+
+fn lasting(id: u64, number: u64, durability: Durability, seconds: u64) -> Event {
+    let demand = Demand {
+        devices: 1,
+        kind: Some("flex".into()),
+        memory_bytes: 0,
+        durability,
+        recover_within: None,
+        max_duration: Some(Duration::from_secs(seconds)),
+    };
+    request_for(id, number, demand)
+}
+
+#[test]
+fn time_does_not_run_while_a_lease_is_suspended() {
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (
+            1_000,
+            lasting(1, 1, Durability::Auto, 60),
+            vec![granted_exact(1, 1, 1, 0)],
+        ),
+        (1_001, restorable(1, 10, true), vec![]),
+        (1_002, kept(1, &[(10, 1)]), vec![]),
+        (
+            21_000,
+            suspend(10),
+            vec![end_and_keep(1, 10), suspended(1, 10)],
+        ),
+        (500_000, resume(10), vec![waits_for(1, 10, &[1])]),
+        (500_001, released(1, 10), vec![moved(1, 10, 1, 1, 0)]),
+        (
+            540_001,
+            tick(),
+            vec![end_lease(1, 10), ended(1, 10, EndReason::TimeOver)],
+        ),
+    ];
+    check(steps);
+}
+
+/// The client shows the scheduler how much time was left when its token was signed.
+#[test]
+fn time_goes_on_after_a_restart() {
+    let claim = Claim {
+        lease: LeaseId(10),
+        lease_devices: vec![GrantedDevice {
+            device_ref: device_ref(1, 0),
+            grant: old_grant(10),
+        }],
+        durability: Durability::Off,
+        epoch: 0,
+        time_left: Some(Duration::from_secs(7)),
+    };
+    let attach = client(
+        1,
+        ClientEvent::Attach {
+            tenant: TENANT.into(),
+            claims: vec![claim],
+        },
+    );
+    let steps = [
+        (0, join_holding(1, &[exact(16)], &[(10, 0)]), vec![]),
+        (1_000, attach, vec![]),
+        (
+            8_000,
+            tick(),
+            vec![end_lease(1, 10), ended(1, 10, EndReason::TimeOver)],
+        ),
+    ];
+    check(steps);
+}
