@@ -74,9 +74,16 @@ pub(crate) struct LeaseCall {
 
 /// Where this task reports what happens to a request for a lease.
 pub(crate) struct RequestReplies {
-    /// The position in the queue, 1 being next.
-    pub(crate) position: watch::Sender<u32>,
+    pub(crate) place: watch::Sender<QueuePlace>,
     pub(crate) outcome: oneshot::Sender<RequestOutcome>,
+}
+
+/// Where in the queue a request is, and why it waits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct QueuePlace {
+    /// 1 is next; 0 until the pool has sent it.
+    pub(crate) position: u32,
+    pub(crate) reason: String,
 }
 
 /// A request of the program to the control task.
@@ -405,7 +412,10 @@ impl Control {
         match message.body {
             Some(pool_message::Body::Queued(queued)) => {
                 if let Some(pending) = self.pending.get(&RequestId(queued.request_id)) {
-                    pending.replies.position.send_replace(queued.position);
+                    pending.replies.place.send_replace(QueuePlace {
+                        position: queued.position,
+                        reason: queued.reason,
+                    });
                 }
             }
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),

@@ -185,7 +185,7 @@ impl Pool {
             let events = events.map_err(|e| LeaseError::Events {
                 reason: e.to_string(),
             })?;
-            let (granted, watch) = request::wait_for_grant(&pool.control, request).await?;
+            let (granted, watch) = request::wait_for_grant(&pool.control, request, &events).await?;
             watch.prepare(events, recover_within);
             pool.open(&granted, watch, durability).await
         }

@@ -13,12 +13,13 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, DeviceRef, Endpoint};
 use crate::reason::{EndReason, RefuseReason};
+use crate::wait_reason::WaitReason;
 
 /// An action for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Report a pending request's position in the queue to its client. Issued when the
-    /// request is queued and whenever its position changes.
+    /// Report a pending request's position in the queue to its client, and why it waits. Issued when the
+    /// request is queued and whenever one of the two changes.
     Queued {
         /// The recipient.
         client: ClientId,
@@ -26,6 +27,8 @@ pub enum Command {
         request: RequestId,
         /// The position in the queue; 1 is the next in line.
         position: u32,
+        /// Why it waits.
+        reason: WaitReason,
     },
     /// Grant a lease: sign a token and send it to the client. Ends the request.
     Granted {

@@ -29,6 +29,7 @@ mod record;
 mod snapshot;
 mod tenants;
 mod time;
+mod wait_reason;
 mod waiting;
 
 #[cfg(test)]
@@ -48,4 +49,5 @@ pub use record::{LeaseRecord, RecordChange, RecordedKeeper, RecordedStanding, Re
 pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, WorkerSnapshot};
 pub use tenants::{Amounts, Policy, TenantCounts, TenantLimit, TenantName, TenantPolicy};
 pub use time::Timestamp;
+pub use wait_reason::WaitReason;
 pub use waiting::{NeededDevices, SuitableDevices, Waiter, Waiting};

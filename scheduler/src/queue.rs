@@ -18,6 +18,7 @@ use crate::by_key;
 use crate::device::{Demand, Shape};
 use crate::tenants::{Guaranteed, TenantName};
 use crate::time::Timestamp;
+use crate::wait_reason::WaitReason;
 
 /// A pending request.
 pub(crate) struct QueuedRequest {
@@ -33,8 +34,8 @@ pub(crate) struct QueuedRequest {
     pub(crate) since: Timestamp,
     /// Rises with each request that was queued.
     number: u64,
-    /// The position last reported to the client, or 0 if none was.
-    reported_position: u32,
+    /// The position and the reason last reported to the client.
+    reported: Option<(u32, WaitReason)>,
 }
 
 impl QueuedRequest {
@@ -56,7 +57,7 @@ impl QueuedRequest {
             lease,
             since,
             number: 0,
-            reported_position: 0,
+            reported: None,
         }
     }
 
@@ -260,19 +261,16 @@ impl Queue {
         self.guaranteed = guaranteed;
     }
 
-    /// Returns the requests whose position in this order has changed since it was last reported, with the new
-    /// position, and records it as reported.
-    pub(crate) fn moved(&mut self, order: &[LeaseId]) -> Vec<(ClientId, RequestId, u32)> {
-        let mut moved = Vec::new();
-        for (position, lease) in (1..).zip(order) {
-            if let Some(waiting) = self.requests.get_mut(lease)
-                && waiting.reported_position != position
-            {
-                waiting.reported_position = position;
-                moved.push((waiting.client, waiting.request, position));
-            }
-        }
-        moved
+    /// Sets the position and the reason that are reported for a request. Returns whom to report them to if they
+    /// are others than before.
+    pub(crate) fn set_reported(
+        &mut self,
+        lease: LeaseId,
+        place: (u32, WaitReason),
+    ) -> Option<(ClientId, RequestId)> {
+        let waiting = self.requests.get_mut(&lease)?;
+        let before = waiting.reported.replace(place);
+        (before != Some(place)).then_some((waiting.client, waiting.request))
     }
 
     fn of_client(&self, client: ClientId) -> impl Iterator<Item = LeaseId> {

@@ -45,7 +45,7 @@ use crate::{
     Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
     HeldDevice, LeasedDevice, Options, Outages, Peer, Policy, RefuseReason, Registration,
     RequestOrder, SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName, TenantPolicy,
-    Timestamp, Waiter, WorkerEvent,
+    Timestamp, WaitReason, Waiter, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.

@@ -18,6 +18,13 @@ const QUEUE: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseEvent {
+    /// The request for the lease waits in the pool's queue. Sent again when one of the two changes.
+    Queued {
+        /// The position in the queue; 1 is next.
+        position: u32,
+        /// Why it waits.
+        reason: String,
+    },
     /// A worker of the lease is gone, a process of a lease on several workers has died, its devices are needed
     /// within the guarantee of another tenant, or the lease was resumed and has no devices yet: it waits until
     /// it can go on.
@@ -43,6 +50,12 @@ pub enum LeaseEvent {
 impl fmt::Display for LeaseEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Queued { position, reason } => {
+                write!(
+                    f,
+                    "the request waits at position {position} of the queue: {reason}"
+                )
+            }
             Self::Waiting { reason } => write!(f, "the lease waits: {reason}"),
             Self::Suspended => f.write_str("the lease is suspended"),
             Self::Moving { worker } => write!(f, "the lease moves to worker {worker}"),

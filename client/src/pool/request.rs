@@ -14,10 +14,11 @@ use tokio::sync::{oneshot, watch};
 
 use crate::{
     control::{
-        LeaseCall, RequestOutcome, RequestReplies, handle::ControlHandle, lease_watch::LeaseWatch,
+        LeaseCall, QueuePlace, RequestOutcome, RequestReplies, handle::ControlHandle,
+        lease_watch::LeaseWatch,
     },
     error::LeaseError,
-    lease::LeaseRequest,
+    lease::{LeaseEvent, LeaseEvents, LeaseRequest},
 };
 
 /// A request that the pool may still grant. Dropping it cancels the request, or releases
@@ -25,7 +26,7 @@ use crate::{
 struct QueuedRequest {
     id: RequestId,
     control: Arc<ControlHandle>,
-    position: watch::Receiver<u32>,
+    place: watch::Receiver<QueuePlace>,
     outcome: oneshot::Receiver<RequestOutcome>,
     is_over: bool,
 }
@@ -49,7 +50,7 @@ fn in_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Sends `request` to the pool and waits until it is granted.
+/// Sends `request` to the pool and waits until it is granted. Sends `events` what it waits for.
 ///
 /// # Errors
 ///
@@ -57,9 +58,10 @@ fn in_millis(duration: Duration) -> u64 {
 pub(super) async fn wait_for_grant(
     control: &Arc<ControlHandle>,
     request: LeaseRequest,
+    events: &LeaseEvents,
 ) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
     let begun = Instant::now();
-    let (position, positions) = watch::channel(0);
+    let (place, places) = watch::channel(QueuePlace::default());
     let (outcome, outcomes) = oneshot::channel();
     let id = control.new_request();
     let lease_call = LeaseCall {
@@ -73,17 +75,17 @@ pub(super) async fn wait_for_grant(
             priority: request.priority,
             max_duration_ms: request.max_duration.map(in_millis),
         },
-        replies: RequestReplies { position, outcome },
+        replies: RequestReplies { place, outcome },
     };
     control.request(lease_call).await?;
     let mut queued = QueuedRequest {
         id,
         control: control.clone(),
-        position: positions,
+        place: places,
         outcome: outcomes,
         is_over: false,
     };
-    let mut on_queued = request.on_queued;
+    let (mut on_queued, mut known_position) = (request.on_queued, 0);
     // Without a timeout, the request waits until the pool grants or refuses it.
     let timeout = request.timeout;
     let expired = async {
@@ -97,11 +99,15 @@ pub(super) async fn wait_for_grant(
     loop {
         tokio::select! {
             biased;
-            Ok(()) = queued.position.changed() => {
-                let position = *queued.position.borrow_and_update();
-                if let Some(on_queued) = &mut on_queued {
+            Ok(()) = queued.place.changed() => {
+                let QueuePlace { position, reason } = queued.place.borrow_and_update().clone();
+                if let Some(on_queued) = &mut on_queued
+                    && position != known_position
+                {
                     on_queued(position);
                 }
+                known_position = position;
+                events.send(LeaseEvent::Queued { position, reason });
             }
             outcome = &mut queued.outcome => {
                 queued.is_over = true;
@@ -113,7 +119,7 @@ pub(super) async fn wait_for_grant(
             }
             () = &mut expired => {
                 let waited: Duration = begun.elapsed();
-                let position = *queued.position.borrow();
+                let position = queued.place.borrow().position;
                 return Err(LeaseError::TimedOut { waited, position });
             }
         }

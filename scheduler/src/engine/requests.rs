@@ -1,6 +1,6 @@
 //! Requests that wait: the order in which they get devices, and their grants and refusals.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
@@ -16,6 +16,7 @@ use crate::tenants::{
     Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order,
 };
 use crate::time::Timestamp;
+use crate::wait_reason::WaitReason;
 
 /// If more requests wait than these, their positions are reported every
 /// [`Options::position_interval`](crate::Options::position_interval) only.
@@ -119,7 +120,7 @@ impl Engine {
         }
     }
 
-    /// Reports changed positions to the clients of the requests that wait: at once if there are few requests,
+    /// Reports changed positions and reasons to the clients of the requests that wait: at once if there are few requests,
     /// and otherwise from time to time, as each grant changes the positions of all.
     pub(super) fn report_positions(&mut self) {
         let is_due = self.positions_due_at().is_some_and(|at| at <= self.now);
@@ -128,13 +129,45 @@ impl Engine {
         }
         (self.positions_changed, self.positions_reported_at) = (false, self.now);
         let order = self.queue_order();
-        for (client, request, position) in self.queue.moved(&order) {
+        let places: Vec<_> = (1..).zip(self.wait_reasons(&order)).collect();
+        for (lease, place) in order.into_iter().zip(places) {
+            let Some((client, request)) = self.queue.set_reported(lease, place) else {
+                continue;
+            };
+            let (position, reason) = place;
             self.commands.push(Command::Queued {
                 client,
                 request,
                 position,
+                reason,
             });
         }
+    }
+
+    /// Returns why each of these requests waits.
+    fn wait_reasons(&self, requests: &[LeaseId]) -> Vec<WaitReason> {
+        // Of most, it depends on the tenant and the shape alone.
+        let mut known = BTreeMap::<(&TenantName, Shape), WaitReason>::new();
+        let waiting = requests.iter().filter_map(|lease| self.queue.get(*lease));
+        let reasons = waiting.map(|waiting| {
+            let lease = waiting.lease;
+            let key = (&waiting.tenant, Shape::of(&waiting.demand));
+            let is_guaranteed = self.queue.guaranteed().contains(lease);
+            if is_guaranteed || self.reservation_of(lease).is_some() {
+                return match (self.is_at_limit(waiting), is_guaranteed) {
+                    (true, _) => WaitReason::TenantLimit,
+                    (false, true) => WaitReason::Guaranteed,
+                    (false, false) => WaitReason::HasReservation,
+                };
+            }
+            let reason = known.entry(key);
+            *reason.or_insert_with(|| match self.is_at_limit(waiting) {
+                true => WaitReason::TenantLimit,
+                false if self.reservation_before(waiting).is_some() => WaitReason::Reserved,
+                false => WaitReason::TooFewFree,
+            })
+        });
+        reasons.collect()
     }
 
     /// Returns when positions are to be reported, if some may have changed.

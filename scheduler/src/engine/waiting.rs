@@ -148,7 +148,7 @@ impl Engine {
 
     /// Returns the request that has a reservation because of which another one may not get some of the devices
     /// that meet its demand.
-    fn reservation_before(&self, queued: &QueuedRequest) -> Option<LeaseId> {
+    pub(super) fn reservation_before(&self, queued: &QueuedRequest) -> Option<LeaseId> {
         let (lease, demand) = (queued.lease, &queued.demand);
         if self.queue.guaranteed().contains(lease) {
             return None;

@@ -494,7 +494,8 @@ impl World {
                 demand,
                 priority,
                 since: self.now,
-                reported_position: 0,
+                reported: None,
+                is_reported_now: false,
             });
         }
         self.send_client(

@@ -3,10 +3,15 @@
 use super::*;
 
 pub(super) fn queued(client: u64, request: u64, position: u32) -> Command {
+    queued_for(client, request, position, WaitReason::TooFewFree)
+}
+
+pub(super) fn queued_for(client: u64, request: u64, position: u32, reason: WaitReason) -> Command {
     Command::Queued {
         client: ClientId(client),
         request: RequestId(request),
         position,
+        reason,
     }
 }
 

@@ -132,7 +132,8 @@ impl World {
         assert_eq!(shown.len(), self.waiting.len());
         for (position, (index, is_guaranteed)) in (1..).zip(self.expected_order()) {
             let waiting = &self.waiting[index];
-            assert_eq!(waiting.reported_position, position);
+            let (reported, reason) = waiting.reported.expect("it was reported");
+            assert_eq!(reported, position);
             let wanted = waiting.demand.devices as usize;
             let free = self.grantable_to(waiting.lease);
             let suitable = free.iter().map(|device_ref| self.device(*device_ref));
@@ -153,12 +154,22 @@ impl World {
             assert_eq!(shown.is_at_limit, is_at_limit, "{}", waiting.demand);
             let Waiter::Request {
                 is_guaranteed: shown,
+                has_reservation,
+                reserved_for,
                 ..
             } = shown.waiter
             else {
                 panic!("{} is no request", waiting.lease);
             };
             assert_eq!(shown, is_guaranteed, "{}", waiting.demand);
+            let expected = match (is_at_limit, is_guaranteed, has_reservation, reserved_for) {
+                (true, ..) => WaitReason::TenantLimit,
+                (_, true, ..) => WaitReason::Guaranteed,
+                (.., true, _) => WaitReason::HasReservation,
+                (.., Some(_)) => WaitReason::Reserved,
+                _ => WaitReason::TooFewFree,
+            };
+            assert!(!waiting.is_reported_now || reason == expected, "{reason}");
             assert!(
                 self.could_ever_fit(waiting),
                 "{} waits in vain",

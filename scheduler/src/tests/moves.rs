@@ -71,6 +71,14 @@ fn pair_kept_by_worker_2() -> Vec<Step> {
     ]
 }
 
+/// A request that waits for long changes nothing for the lease.
+fn without_reservations() -> Options {
+    Options {
+        reserve_after: Duration::MAX,
+        ..Options::default()
+    }
+}
+
 #[test]
 fn lost_lease_ends_when_its_time_is_over() {
     let ended_after = |recover_within, seconds: u64| {
@@ -86,7 +94,7 @@ fn lost_lease_ends_when_its_time_is_over() {
         }
         let over = ended(1, 10, not_replaced(1, 2));
         let at_last = (seconds * 1000, tick(), vec![drop_snapshots(2, 10), over]);
-        check(steps.into_iter().chain([at_last]));
+        check_with(without_reservations(), steps.into_iter().chain([at_last]));
     };
     ended_after(Duration::from_secs(30), 5 + 30);
     ended_after(Duration::ZERO, 5 + 10);
@@ -213,7 +221,8 @@ fn lease_ends_when_its_keeper_is_lost_too() {
 fn lease_ends_when_no_device_becomes_free_for_long() {
     let over = ended(1, 10, not_replaced(1, 2));
     let too_late = [(3_605_000, tick(), vec![drop_snapshots(2, 10), over])];
-    check(lost_while_worker_2_is_busy().into_iter().chain(too_late));
+    let steps = lost_while_worker_2_is_busy().into_iter().chain(too_late);
+    check_with(without_reservations(), steps);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::durable::moved;
 use super::suspension::{end_and_keep, kept_by_worker_1, resume, suspend, waits_for};
-use super::tenants::{attach_of, kinds, request_kind, set_policy};
+use super::tenants::{attach_of, kinds, queued_guaranteed, request_kind, set_policy};
 use super::*;
 
 /// Client 1 has the only device since 1 ms, with snapshots; client 2 is of tenant `b`, which is guaranteed one.
@@ -56,7 +56,11 @@ fn a_borrowed_lease_makes_room_and_goes_on_later() {
         (
             11_001,
             request_flex(2, 2),
-            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued_guaranteed(2, 2, 1),
+            ],
         ),
         (11_300, released(1, 10), vec![granted_flex(2, 2)]),
         // Another request beyond the guarantees does not get ahead of it.
@@ -71,7 +75,7 @@ fn a_borrowed_lease_makes_room_and_goes_on_later() {
 #[test]
 fn a_lease_that_has_just_begun_runs_for_a_while() {
     let steps = [
-        (5000, request_flex(2, 2), vec![queued(2, 2, 1)]),
+        (5000, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]),
         (
             10_001,
             tick(),
@@ -89,7 +93,7 @@ fn other_leases_are_not_suspended() {
         let waiting = engine.waiting(LeaseId(20)).expect("it waits");
         assert!(!waiting.is_at_limit);
     };
-    let request = (11_001, request_flex(2, 2), vec![queued(2, 2, 1)]);
+    let request = (11_001, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]);
     let steps = [(3, policy, vec![]), request.clone()];
     waits(check(borrowed_by_client_1().into_iter().chain(steps)));
     let lost_snapshots = durable::kept(1, &[]);
@@ -117,7 +121,11 @@ fn free_devices_are_held_back_until_all_have_come() {
         (3, attach_of("c", 3), vec![]),
         (3, request_flex(3, 3), vec![second]),
         (3, set_policy([("b", guaranteed(2))]), vec![]),
-        (4, request_kind(2, 2, 2, "flex", 0), vec![queued(2, 2, 1)]),
+        (
+            4,
+            request_kind(2, 2, 2, "flex", 0),
+            vec![queued_guaranteed(2, 2, 1)],
+        ),
         // With this one and that of the borrowed lease, there are enough.
         (
             11_001,
@@ -148,7 +156,11 @@ fn an_administrator_decides_over_a_reclaimed_lease() {
         (
             11_001,
             request_flex(2, 2),
-            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued_guaranteed(2, 2, 1),
+            ],
         ),
         (11_002, suspend(10), vec![waits_for(1, 10, &[])]),
         (11_300, released(1, 10), vec![granted_flex(2, 2)]),
@@ -169,7 +181,11 @@ fn a_program_does_not_get_ahead_by_suspending_its_lease() {
         (
             11_001,
             request_flex(2, 2),
-            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 2, 1)],
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued_guaranteed(2, 2, 1),
+            ],
         ),
         (11_002, suspend, vec![waits_for(1, 10, &[])]),
         (11_003, resume, vec![waits_for(1, 10, &[1])]),
@@ -186,7 +202,11 @@ fn free_devices_are_held_back_until_a_lease_may_be_suspended() {
     let steps = [
         (3, attach_of("c", 3), vec![]),
         (3, set_policy([("b", guaranteed(2))]), vec![]),
-        (4, request_kind(2, 2, 2, "flex", 0), vec![queued(2, 2, 1)]),
+        (
+            4,
+            request_kind(2, 2, 2, "flex", 0),
+            vec![queued_guaranteed(2, 2, 1)],
+        ),
         (5, request_flex(3, 3), vec![queued(3, 3, 2)]),
         (
             10_001,
@@ -222,7 +242,7 @@ fn requests_of_any_kind_use_up_the_guarantees_of_all_kinds() {
             vec![granted(3, 3, &[(1, 1, cuda(80))])],
         ),
         (3, set_policy([("b", one_of_each)]), vec![]),
-        (4, request(2, 2, 1), vec![queued(2, 2, 1)]),
+        (4, request(2, 2, 1), vec![queued_guaranteed(2, 2, 1)]),
         (4, request(2, 4, 1), vec![queued(2, 4, 2)]),
     ];
     let engine = check(start.into_iter().chain(steps));

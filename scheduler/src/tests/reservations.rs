@@ -44,6 +44,14 @@ fn granted_both(id: u64, number: u64) -> Command {
     granted(id, number, &[(1, 0, exact(16)), (1, 1, exact(16))])
 }
 
+fn queued_reserved(client: u64, request: u64, position: u32) -> Command {
+    queued_for(client, request, position, WaitReason::HasReservation)
+}
+
+fn queued_behind(client: u64, request: u64, position: u32) -> Command {
+    queued_for(client, request, position, WaitReason::Reserved)
+}
+
 /// Returns whether a request has a reservation, and for which other one devices are reserved.
 fn shown(engine: &Engine, lease: u64) -> (bool, Option<u64>) {
     let waiting = engine.waiting(LeaseId(lease)).expect("it waits");
@@ -62,9 +70,13 @@ fn small_requests_do_not_pass_a_large_one_that_has_waited_for_long() {
     let steps = [
         // It has not waited for long.
         (60_001, request_flex(3, 3), vec![granted_flex(3, 3, 1)]),
-        (60_002, release(3, 30), vec![end_lease(1, 30)]),
+        (
+            60_002,
+            release(3, 30),
+            vec![end_lease(1, 30), queued_reserved(2, 2, 1)],
+        ),
         (60_003, released(1, 30), vec![]),
-        (60_004, request_flex(3, 4), vec![queued(3, 4, 2)]),
+        (60_004, request_flex(3, 4), vec![queued_behind(3, 4, 2)]),
     ];
     let engine = check_with(options(), start().into_iter().chain(steps));
     assert_eq!(shown(&engine, 20), (true, None));
@@ -85,7 +97,11 @@ fn small_requests_do_not_pass_a_large_one_that_has_waited_for_long() {
 #[test]
 fn nothing_is_reserved_for_a_request_that_has_gone() {
     let steps = [
-        (60_004, request_flex(3, 4), vec![queued(3, 4, 2)]),
+        (
+            60_004,
+            request_flex(3, 4),
+            vec![queued_reserved(2, 2, 1), queued_behind(3, 4, 2)],
+        ),
         (
             60_005,
             cancel(2, 2),
@@ -109,7 +125,11 @@ fn a_request_of_a_tenant_with_less_comes_before() {
         (1, request_flex(1, 1), vec![granted_flex(1, 1, 0)]),
         (1, request_flex(2, 9), vec![granted_flex(2, 9, 1)]),
         (2, request_both(2, 2), vec![queued(2, 2, 1)]),
-        (60_002, request_flex(3, 3), vec![granted_flex(3, 3, 2)]),
+        (
+            60_002,
+            request_flex(3, 3),
+            vec![granted_flex(3, 3, 2), queued_reserved(2, 2, 1)],
+        ),
     ];
     check_with(options(), steps);
 }
@@ -122,7 +142,7 @@ fn a_lease_that_can_be_suspended_passes_and_gives_its_device_back() {
         (
             61_000,
             request_durable(3, 3),
-            vec![granted(3, 3, &[(1, 1, exact(16))])],
+            vec![granted_flex(3, 3, 1), queued_reserved(2, 2, 1)],
         ),
         (61_001, restorable(3, 30, true), vec![]),
         (61_002, kept(1, &[(30, 1)]), vec![]),
@@ -162,9 +182,9 @@ fn a_lease_from_before_is_not_suspended() {
         (
             61_000,
             request_durable(3, 3),
-            vec![granted(3, 3, &[(1, 1, exact(16))])],
+            vec![granted_flex(3, 3, 1), queued_reserved(2, 2, 1)],
         ),
-        (100_000, request_flex(3, 4), vec![queued(3, 4, 2)]),
+        (100_000, request_flex(3, 4), vec![queued_behind(3, 4, 2)]),
     ];
     check_with(options(), start.into_iter().chain(steps));
 }
@@ -180,7 +200,7 @@ fn small_requests_of_a_tenant_do_not_keep_back_its_large_one() {
         (
             61_000,
             request_durable(2, 3),
-            vec![granted(2, 3, &[(1, 1, exact(16))])],
+            vec![granted_flex(2, 3, 1), queued_reserved(2, 2, 1)],
         ),
         // Tenant `c` has nothing, and `b` has a device, which has passed its own request.
         (61_001, request_durable(3, 4), vec![granted_flex(3, 4, 2)]),
@@ -207,7 +227,11 @@ fn a_lease_that_ends_in_time_passes() {
     start[4] = (1, lasting(1, 1, 100), vec![granted_flex(1, 1, 0)]);
     let steps = [
         // Rounded up, it takes 65.5 s.
-        (61_000, lasting(3, 3, 33), vec![queued(3, 3, 2)]),
+        (
+            61_000,
+            lasting(3, 3, 33),
+            vec![queued_reserved(2, 2, 1), queued_behind(3, 3, 2)],
+        ),
         // 16.4 s.
         (61_001, lasting(1, 4, 16), vec![granted_flex(1, 4, 1)]),
         (

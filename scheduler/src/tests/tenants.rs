@@ -42,6 +42,14 @@ pub(super) fn kinds(kinds: &[(&str, u32)]) -> BTreeMap<String, u32> {
     kinds.collect()
 }
 
+pub(super) fn queued_guaranteed(client: u64, request: u64, position: u32) -> Command {
+    queued_for(client, request, position, WaitReason::Guaranteed)
+}
+
+fn queued_at_limit(client: u64, request: u64, position: u32) -> Command {
+    queued_for(client, request, position, WaitReason::TenantLimit)
+}
+
 fn limit(devices: &[(&str, u32)]) -> TenantPolicy {
     TenantPolicy {
         limit: TenantLimit {
@@ -138,18 +146,18 @@ fn a_guarantee_comes_before_shares() {
         (
             0,
             set_policy([("a", guaranteed)]),
-            vec![queued(8, 5, 1), queued(9, 4, 2)],
+            vec![queued_guaranteed(8, 5, 1), queued(9, 4, 2)],
         ),
     ];
     let free = device_is_free(vec![
         granted(8, 5, &[(1, 0, cuda(1))]),
-        queued(8, 6, 1),
+        queued_guaranteed(8, 6, 1),
         queued(9, 4, 2),
     ]);
     // With the first lease over, two of its requests were within the guarantee.
     let free = free.map(|(at, event, commands)| match event {
         Event::Client { .. } => {
-            let moved = [queued(8, 6, 2), queued(9, 4, 3)];
+            let moved = [queued_guaranteed(8, 6, 2), queued(9, 4, 3)];
             (at, event, commands.into_iter().chain(moved).collect())
         }
         other => (at, other, commands),
@@ -234,7 +242,11 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
             request_kind(8, 1, 1, "cuda", 0),
             vec![granted(8, 1, &[(1, 0, cuda(1))])],
         ),
-        (0, request_kind(8, 2, 1, "cuda", 0), vec![queued(8, 2, 1)]),
+        (
+            0,
+            request_kind(8, 2, 1, "cuda", 0),
+            vec![queued_at_limit(8, 2, 1)],
+        ),
         (
             0,
             request_kind(8, 3, 2, "cuda", 0),
@@ -261,7 +273,11 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
             release(8, 10),
             vec![end_lease(1, 10), granted(8, 2, &[(1, 1, cuda(1))])],
         ),
-        (0, request_kind(8, 6, 1, "cuda", 0), vec![queued(8, 6, 1)]),
+        (
+            0,
+            request_kind(8, 6, 1, "cuda", 0),
+            vec![queued_at_limit(8, 6, 1)],
+        ),
         // What is granted stays; what waits is refused if it could never be granted.
         (
             0,
@@ -293,7 +309,7 @@ fn a_raised_limit_grants_what_waits() {
         (0, attach_of("a", 8), vec![]),
         (0, set_policy([("a", limit(&[("cuda", 1)]))]), vec![]),
         (0, request(8, 1, 1), vec![granted(8, 1, &[(1, 0, cuda(1))])]),
-        (0, request(8, 2, 1), vec![queued(8, 2, 1)]),
+        (0, request(8, 2, 1), vec![queued_at_limit(8, 2, 1)]),
         (
             0,
             set_policy([("a", limit(&[("cuda", 2)]))]),
@@ -389,7 +405,7 @@ fn a_request_is_granted_that_comes_within_the_guarantee_by_a_grant() {
             request(9, 9, 2),
             vec![granted(9, 9, &[(1, 0, cuda(1)), (1, 1, flex(1))])],
         ),
-        (0, request(2, 1, 1), vec![queued(2, 1, 1)]),
+        (0, request(2, 1, 1), vec![queued_guaranteed(2, 1, 1)]),
         (0, request_kind(2, 2, 1, "flex", 0), vec![queued(2, 2, 2)]),
         (
             0,

@@ -120,7 +120,10 @@ pub(super) struct SimRequest {
     pub(super) priority: i32,
     /// When it arrived.
     pub(super) since: u64,
-    pub(super) reported_position: u32,
+    /// The position and the reason that its client knows.
+    pub(super) reported: Option<(u32, WaitReason)>,
+    /// Whether the client was sent these in this event.
+    pub(super) is_reported_now: bool,
 }
 
 #[derive(Clone)]
@@ -241,6 +244,9 @@ impl World {
     /// Sends an event to the engine, applies the commands to the world and checks the
     /// invariants.
     pub(super) fn send(&mut self, event: Event) {
+        for waiting in &mut self.waiting {
+            waiting.is_reported_now = false;
+        }
         let before = self.before();
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.earlier_records.clone_from(&self.records);
@@ -325,11 +331,13 @@ impl World {
                 client,
                 request,
                 position,
+                reason,
             } => {
                 let waiting = self.find_request(*client, *request);
-                let reported_position = &mut self.waiting[waiting].reported_position;
-                assert_ne!(reported_position, position, "the same position again");
-                *reported_position = *position;
+                let waiting = &mut self.waiting[waiting];
+                let reported = waiting.reported.replace((*position, *reason));
+                assert_ne!(reported, waiting.reported, "the same again");
+                waiting.is_reported_now = true;
             }
             Command::Granted {
                 client,

@@ -15,7 +15,7 @@ use tensord_proto::{
 };
 use tensord_scheduler::{
     Claim, ClientEvent, Demand, DeviceRef, DeviceSpec, Durability, EndReason, Endpoint,
-    GrantedDevice, LeasedDevice, RefuseReason,
+    GrantedDevice, LeasedDevice, RefuseReason, WaitReason,
 };
 use tensord_transport::token;
 
@@ -203,12 +203,13 @@ pub(super) fn place_mark(lease: LeaseId) -> PoolMessage {
     pool_message(pool_message::Body::PlaceMark(v1::PlaceMark { lease_id }))
 }
 
-/// Builds the message that reports a request's position in the queue.
-pub(super) fn queued(request: RequestId, position: u32) -> PoolMessage {
-    let request_id = request.0;
+/// Builds the message that reports a request's position in the queue, and why it waits.
+pub(super) fn queued(request: RequestId, position: u32, reason: WaitReason) -> PoolMessage {
+    let (request_id, reason) = (request.0, reason.to_string());
     pool_message(pool_message::Body::Queued(v1::Queued {
         request_id,
         position,
+        reason,
     }))
 }
 

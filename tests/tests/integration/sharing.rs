@@ -2,7 +2,7 @@
 
 use std::{
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
 
@@ -74,11 +74,15 @@ fn unsatisfiable_requests_are_refused_and_busy_ones_queued() {
     refused(LeaseRequest::devices(1).memory_bytes(1 << 60));
 
     let held = pool.lease(LeaseRequest::devices(2)).unwrap();
+    let (event, events) = mpsc::channel();
     let short = LeaseRequest::devices(1).timeout(Duration::from_millis(300));
+    let short = short.on_event(move |it| event.send(it.to_string()).unwrap());
     match pool.lease(short).unwrap_err() {
         LeaseError::TimedOut { position: 1, .. } => {}
         other => panic!("another error: {other}"),
     }
+    let why = "the request waits at position 1 of the queue: too few suitable devices are free";
+    assert_eq!(events.iter().collect::<Vec<_>>(), [why]);
     let positions = Arc::new(Mutex::new(Vec::new()));
     let waiting: Vec<_> = (0..2)
         .map(|_| {

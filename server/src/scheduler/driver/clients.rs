@@ -8,7 +8,7 @@ use tensord_proto::{
     v1::{ChangeStanding, ClientMessage, Error, ErrorCode, PoolMessage, client_message},
 };
 use tensord_scheduler::{
-    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId, Suspender,
+    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId, Suspender, WaitReason,
 };
 use tracing::{debug, info};
 
@@ -230,12 +230,13 @@ impl Driver {
         client: ClientId,
         request: RequestId,
         position: u32,
+        reason: WaitReason,
     ) -> Option<Event> {
         // Other clients' requests move this one as often as they like. A later position will do.
         let is_busy = self.clients.get(&client).is_some_and(OpenStream::is_busy);
         match is_busy {
             true => None,
-            false => self.send(client, convert::queued(request, position)),
+            false => self.send(client, convert::queued(request, position, reason)),
         }
     }
 

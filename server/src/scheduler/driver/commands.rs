@@ -30,7 +30,8 @@ impl Driver {
                 client,
                 request,
                 position,
-            } => self.send_queued(client, request, position),
+                reason,
+            } => self.send_queued(client, request, position, reason),
             Command::Granted {
                 client,
                 request,
