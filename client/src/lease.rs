@@ -47,6 +47,7 @@ pub struct LeaseRequest {
     pub(crate) durability: Durability,
     pub(crate) recover_within: Option<Duration>,
     pub(crate) max_duration: Option<Duration>,
+    pub(crate) spot: bool,
     pub(crate) priority: i32,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
     pub(crate) on_event: Option<EventCallback>,
@@ -63,6 +64,7 @@ impl LeaseRequest {
             durability: Durability::Auto,
             recover_within: None,
             max_duration: None,
+            spot: false,
             priority: 0,
             on_queued: None,
             on_event: None,
@@ -119,6 +121,15 @@ impl LeaseRequest {
     /// devices at the latest.
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.max_duration = Some(duration);
+        self
+    }
+
+    /// Requests a *spot* lease, which uses what others leave free: it gets devices after all other requests, counts
+    /// only a quarter in the share of its tenant, and gives its devices to any other request that needs them.
+    /// It is suspended then, and goes on by itself once devices are free. A lease that is not durable
+    /// ([`Durability::Off`]), or has no snapshots after a minute, ends instead, with an error that says why.
+    pub fn spot(mut self) -> Self {
+        self.spot = true;
         self
     }
 

@@ -140,6 +140,9 @@ pub struct Demand {
     pub recover_within: Option<Duration>,
     /// For how long the lease has devices at most; `None` for any time.
     pub max_duration: Option<Duration>,
+    /// Whether the lease comes after all others, and gives its devices to any request that is not one for a
+    /// spot lease.
+    pub is_spot: bool,
 }
 
 impl Demand {
@@ -158,11 +161,12 @@ impl Demand {
         Some(Duration::from_millis(millis.checked_next_power_of_two()?))
     }
 
-    /// Returns whether a lease that has such devices can be suspended, once there are snapshots. One on devices
-    /// of several kinds could not go on.
-    pub(crate) fn can_be_suspended_on(&self, device: &DeviceSpec) -> bool {
+    /// Returns whether a lease that has such devices can give them to others: it can be suspended, once there are
+    /// snapshots, or may end. One on devices of several kinds could not go on.
+    pub(crate) fn gives_way_on(&self, device: &DeviceSpec) -> bool {
         let is_of_one_kind = self.devices == 1 || self.kind.is_some();
-        is_of_one_kind && Requirement::of(iter::once(device), self.durability).is_some()
+        let can_go_on = || Requirement::of(iter::once(device), self.durability).is_some();
+        self.is_spot || is_of_one_kind && can_go_on()
     }
 }
 
@@ -209,7 +213,7 @@ impl fmt::Display for Demand {
         if self.memory_bytes > 0 {
             write!(f, " with {} each", Memory(self.memory_bytes))?;
         }
-        Ok(())
+        f.write_str(if self.is_spot { " (spot)" } else { "" })
     }
 }
 

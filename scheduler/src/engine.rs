@@ -239,6 +239,7 @@ impl Engine {
             },
             durability: lease.durability,
             epoch: lease.epoch,
+            is_spot: lease.is_spot,
             time_left: lease.time_over_at().map(|at| at.saturating_since(self.now)),
             waits: lease.lost().cloned(),
             suspension: self.suspension(lease),
@@ -491,6 +492,14 @@ impl Engine {
     /// Returns what counts of the shares that a tenant has had in the order of the requests.
     pub(crate) fn ranked_past_share(&self, tenant: &TenantName) -> f64 {
         self.past.of(tenant, self.ranked_at)
+    }
+
+    pub(crate) fn used_for_spot(&self) -> &BTreeMap<TenantName, crate::Amounts> {
+        self.leases.index().used_for_spot()
+    }
+
+    pub(crate) fn has_spot(&self) -> bool {
+        self.leases.index().has_spot()
     }
 
     pub(crate) fn reclaim_at(&self) -> Option<Timestamp> {

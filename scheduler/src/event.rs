@@ -342,6 +342,8 @@ pub struct Claim {
     pub epoch: u64,
     /// For how long it may still have devices, by the token; `None` for any time.
     pub time_left: Option<Duration>,
+    /// Whether it is a spot lease.
+    pub is_spot: bool,
 }
 
 /// One device of a lease, and the grant by which the lease has it.

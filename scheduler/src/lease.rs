@@ -41,6 +41,8 @@ pub(crate) struct Lease {
     pub(crate) running_since: Timestamp,
     /// For how long it may have devices, from `running_since` on; `None` for any time.
     pub(crate) time_left: Option<Duration>,
+    /// Whether it gives its devices to any request that is not one for a spot lease.
+    pub(crate) is_spot: bool,
     /// The requests whose reservations it has passed, some of which may not wait any more.
     pub(crate) passed: BTreeSet<LeaseId>,
     /// Whether it was suspended for a request that waited, and waits to go on.

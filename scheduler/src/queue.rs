@@ -63,6 +63,7 @@ impl QueuedRequest {
 
     fn rank(&self) -> Rank {
         Rank {
+            is_spot: self.demand.is_spot,
             priority: Reverse(self.priority),
             number: self.number,
             lease: self.lease,
@@ -73,6 +74,8 @@ impl QueuedRequest {
 /// The place of a request among those of its tenant: the lowest is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
+    /// Whether it comes after all that are not.
+    pub(crate) is_spot: bool,
     priority: Reverse<i32>,
     /// Rises with each request of the pool.
     pub(crate) number: u64,

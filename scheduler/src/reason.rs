@@ -151,7 +151,7 @@ pub enum EndReason {
     },
     /// The lease had devices beyond its tenant's guarantee, and a request that was entitled to them needed them.
     #[error(
-        "its devices were beyond the guarantee of its tenant, and a request needs them that is within the guarantee of another one, or that this lease had passed in the queue"
+        "its devices were beyond the guarantee of its tenant, and a request needs them that comes first: one within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other"
     )]
     Reclaimed,
     /// A worker of the lease stopped, as it had announced.

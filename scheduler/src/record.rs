@@ -28,6 +28,8 @@ pub struct LeaseRecord {
     pub charge: Amounts,
     /// Whether it was suspended for a request within another tenant's guarantee, and waits to go on.
     pub is_reclaimed: bool,
+    /// Whether it is a spot lease.
+    pub is_spot: bool,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
     /// Whether and where the lease goes on.
@@ -153,6 +155,7 @@ impl LeaseRecord {
             tenant: lease.tenant.clone(),
             charge: lease.charge.clone(),
             is_reclaimed: lease.is_reclaimed,
+            is_spot: lease.is_spot,
             epoch: lease.epoch,
             durability: lease.durability,
             recover_within: lease.recover_within,
@@ -196,7 +199,7 @@ impl LeaseRecord {
         lease.recover_within = self.recover_within;
         (lease.running_since, lease.time_left) = (now, self.time_left);
         (lease.tenant, lease.charge) = (self.tenant, self.charge);
-        lease.is_reclaimed = self.is_reclaimed;
+        (lease.is_reclaimed, lease.is_spot) = (self.is_reclaimed, self.is_spot);
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);
         lease

@@ -39,6 +39,8 @@ pub struct LeaseSnapshot {
     pub durability: Durability,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
+    /// Whether it is a spot lease.
+    pub is_spot: bool,
     /// For how long it may still have devices; `None` for any time, or if it has none now.
     pub time_left: Option<Duration>,
     /// Why the lease waits for a device, if its worker is gone.

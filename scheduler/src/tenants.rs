@@ -10,6 +10,8 @@
 //!   average of the shares that it has had (`past.rs`), divided by its *weight*, is smallest (Ghodsi et al.,
 //!   "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types", NSDI 2011). The resources are
 //!   the devices of each kind, all devices, and their memory.
+//! - Requests for spot leases come after all others, and such a lease counts a quarter in the share of its
+//!   tenant.
 //! - Of requests of one tenant, that of the highest priority is next, and then the earliest.
 //!
 //! A request that does not fit is passed over, and does not count for its tenant. In the order that people
@@ -178,6 +180,15 @@ pub struct Amounts {
     pub all: u64,
     /// The sum of their memory, in bytes.
     pub memory_bytes: u128,
+}
+
+/// The part of its devices for which a spot lease counts in the share of its tenant.
+const SPOT_CHARGE: f64 = 0.25;
+
+/// Returns the share of a tenant that has `used` of the pool, and of that `spot` in spot leases.
+pub(crate) fn charged_share(used: &Amounts, spot: &Amounts, pool: &Amounts) -> f64 {
+    let spared = (1.0 - SPOT_CHARGE) * spot.dominant_share(pool);
+    (used.dominant_share(pool) - spared).max(0.0)
 }
 
 /// No devices.

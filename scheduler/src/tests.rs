@@ -25,6 +25,8 @@ mod reservation_model;
 mod reservations;
 mod restart;
 mod several_workers;
+mod spot;
+mod spot_model;
 mod stores;
 mod suspension;
 mod tenant_model;
@@ -399,6 +401,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
         durability: Durability::Off,
         epoch: 0,
         time_left: None,
+        is_spot: false,
     });
     client(
         id,
@@ -422,6 +425,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
             durability: Durability::Off,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         },
     )
 }

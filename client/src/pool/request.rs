@@ -74,6 +74,7 @@ pub(super) async fn wait_for_grant(
             recover_within_ms: request.recover_within.map(in_millis),
             priority: request.priority,
             max_duration_ms: request.max_duration.map(in_millis),
+            spot: request.spot,
         },
         replies: RequestReplies { place, outcome },
     };

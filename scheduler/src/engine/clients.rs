@@ -116,6 +116,7 @@ impl Engine {
             None if may_adopt => {
                 let mut lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
                 (lease.running_since, lease.time_left) = (self.now, claim.time_left);
+                lease.is_spot = claim.is_spot;
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
@@ -156,6 +157,7 @@ impl Engine {
         lease.expires_at = None;
         (lease.durability, lease.epoch) = (claim.durability, claim.epoch);
         (lease.running_since, lease.time_left) = (self.now, claim.time_left);
+        lease.is_spot = claim.is_spot;
         // The client claims no devices of a worker that was lost before the lease moved, although
         // that worker reports them.
         let unclaimed = lease.set_devices(&claim.lease_devices);
@@ -213,12 +215,13 @@ impl Engine {
             self.options.min_recovery_timeout,
             self.options.max_recovery_timeout,
         );
-        granted.time_left = demand.max_duration;
+        (granted.time_left, granted.is_spot) = (demand.max_duration, demand.is_spot);
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
         (granted.tenant, granted.passed) = (Some(tenant), passed);
         (granted.granted_at, granted.running_since) = (self.now, self.now);
         self.leases.insert(lease, granted);
         self.update_charge(lease);
+        self.pool.give_up_held_back(lease);
     }
 
     /// Numbers the grants of free devices: with the engine's next number, or with the

@@ -1,6 +1,7 @@
 //! Free devices that are held back for requests, and the leases that come after these.
 //!
-//! A request is *entitled* to devices if it is within its tenant's guarantee, or has a reservation. It may need
+//! A request is *entitled* to devices if it is within its tenant's guarantee, has a reservation, or is not one
+//! for a spot lease while there are such leases. It may need
 //! more than are free. Once there will be enough, as others are being released, or leases can be suspended for
 //! it (`reclaim.rs`), nothing else gets the free ones.
 
@@ -14,13 +15,27 @@ use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
+/// So many requests of one tenant and shape take devices of spot leases at once; others follow when these have got
+/// theirs.
+const MAX_ENTITLED_OF_SHAPE: usize = 16;
+
 /// A request that is entitled to devices.
 pub(super) struct Entitled {
     pub(super) lease: LeaseId,
     pub(super) tenant: TenantName,
     pub(super) demand: Demand,
-    /// Whether it is within its tenant's guarantee; else it has a reservation.
-    pub(super) is_guaranteed: bool,
+    pub(super) by: Entitlement,
+}
+
+/// Why a request is entitled to devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entitlement {
+    /// It is within its tenant's guarantee.
+    Guarantee,
+    /// It has a reservation.
+    Reservation,
+    /// Spot leases give their devices to all other requests.
+    Spot,
 }
 
 impl Engine {
@@ -33,7 +48,7 @@ impl Engine {
         if !matches!(lease.standing, Standing::Resuming { cause: None, .. }) {
             return false;
         }
-        let tenant = lease.tenant.as_ref();
+        let tenant = lease.tenant.as_ref().filter(|_| !lease.is_spot);
         tenant.is_none_or(|tenant| {
             let policy = self.policy_of(tenant);
             !policy.guarantees(self.used_by(tenant), &lease.charge)
@@ -65,9 +80,12 @@ impl Engine {
     /// Drops what is held back for requests that are not entitled to devices any more. Returns whether
     /// something was.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
+        if self.pool.holders().next().is_none() {
+            return false;
+        }
+        let entitled = self.entitled_requests();
         let is_stale = |id: &LeaseId| {
-            let is_guaranteed = self.queue.guaranteed().contains(*id);
-            let is_entitled = is_guaranteed || self.reservation_of(*id).is_some();
+            let is_entitled = entitled.iter().any(|it| it.lease == *id);
             self.queue.get(*id).is_some() && !is_entitled
         };
         let stale = self.pool.holders().filter(is_stale).collect();
@@ -120,19 +138,37 @@ impl Engine {
     /// Returns the requests that wait and are entitled to devices, in order.
     pub(super) fn entitled_requests(&self) -> Vec<Entitled> {
         let guaranteed = self.queue.guaranteed().order.iter();
-        let guaranteed = guaranteed.map(|lease| (*lease, true));
-        let reserved = self.reservations().map(|it| (it.lease, false));
-        let waiting = guaranteed.chain(reserved);
-        let entitled = waiting.filter_map(|(lease, is_guaranteed)| {
+        let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
+        let reserved = self.reservations();
+        let reserved = reserved.map(|it| (it.lease, Entitlement::Reservation));
+        let first = self.first_before_spot().into_iter();
+        let first = first.filter(|lease| self.reservation_of(*lease).is_none());
+        let first = first.map(|lease| (lease, Entitlement::Spot));
+        let waiting = guaranteed.chain(reserved).chain(first);
+        let entitled = waiting.filter_map(|(lease, by)| {
             let waiting = self.queue.get(lease)?;
             Some(Entitled {
                 lease,
                 tenant: waiting.tenant.clone(),
                 demand: waiting.demand.clone(),
-                is_guaranteed,
+                by,
             })
         });
         entitled.collect()
+    }
+
+    /// Returns the requests beyond guarantees for which spot leases are suspended first, in order.
+    fn first_before_spot(&self) -> Vec<LeaseId> {
+        if !self.leases.index().has_spot() {
+            return Vec::new();
+        }
+        let first = self.heads_in_order().flat_map(|(tenant, head, shape)| {
+            let requests = self.queue.by_tenant().get(tenant);
+            let of_shape = requests.into_iter().flat_map(|it| it.of_shape(shape));
+            let from_head = of_shape.skip_while(move |rank| *rank < head);
+            from_head.take(MAX_ENTITLED_OF_SHAPE)
+        });
+        first.map(|rank| rank.lease).collect()
     }
 
     /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.
@@ -145,7 +181,7 @@ impl Engine {
         let used = used.get(tenant).unwrap_or(&NOTHING);
         let limit = &self.policy_of(tenant).limit;
         let reservation = self.reservation_of(entitled.lease);
-        let reservation = reservation.filter(|_| !entitled.is_guaranteed);
+        let reservation = reservation.filter(|_| entitled.by == Entitlement::Reservation);
         self.pool.usable(|device| {
             let is_reserved = reservation.is_none_or(|it| it.includes(device));
             let is_within_limit = limit.allows(used, device, demand.devices);

@@ -2,9 +2,10 @@
 //! to them (`holds.rs`): leases are suspended for it.
 //!
 //! The leases of a tenant count towards its guarantee in the order of their grants; those beyond it are
-//! *borrowed*. For a request within its tenant's guarantee, borrowed leases of other tenants are suspended; for
-//! one with a reservation, those borrowed leases of any tenant that have passed it. A lease is suspended if it
-//! could go on later, so not if it is not durable or has no
+//! *borrowed*, and so are all spot leases. For a request within its tenant's guarantee, borrowed leases of other tenants are suspended; for
+//! one with a reservation, those borrowed leases of any tenant that have passed it; and for all of these, and for
+//! any other that is not for a spot lease itself, spot leases, which go first. A spot lease that cannot be
+//! suspended ends. Any other lease is suspended if it could go on later, so not if it is not durable or has no
 //! snapshots, and not before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as
 //! many leases are suspended as the request needs, or none; the fewest, and of single leases that are enough
 //! the smallest, then one of the tenant that has and had the largest share by weight, then the latest.
@@ -19,16 +20,30 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::holds::Entitled;
+use super::holds::{Entitled, Entitlement};
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
+use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
+
+/// A durable spot lease that runs for so long, in addition to the shortest time, and cannot be suspended is ended
+/// when its devices are needed: it should have snapshots by then.
+const SNAPSHOTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// How a lease could give its devices to others.
+struct Room {
+    /// The time from which it may have to.
+    from: Timestamp,
+    /// Whether it ends then; else it is suspended.
+    ends: bool,
+}
 
 /// A borrowed lease that could be suspended.
 pub(super) struct Borrowed {
@@ -37,6 +52,9 @@ pub(super) struct Borrowed {
     devices: BTreeSet<DeviceRef>,
     /// The requests whose reservations it has passed.
     passed: BTreeSet<LeaseId>,
+    is_spot: bool,
+    /// Whether it ends, as it cannot be suspended.
+    ends: bool,
     /// The time from which it may be suspended.
     suspendable_at: Timestamp,
     /// A number that has the order of the shares of tenants.
@@ -51,6 +69,7 @@ struct Victim {
     useful: usize,
     /// The number of all its devices.
     all: usize,
+    is_spot: bool,
     share: u64,
     granted_at: Timestamp,
 }
@@ -85,7 +104,7 @@ impl Engine {
                 let Some(victim) = at.map(|at| borrowed.remove(at)) else {
                     continue;
                 };
-                if self.suspend_borrowed(victim.lease) {
+                if self.make_room(&victim) {
                     has_suspended = true;
                     freed.extend(victim.devices.intersection(&may_have));
                 }
@@ -130,6 +149,7 @@ impl Engine {
                 lease: it.lease,
                 useful,
                 all: it.devices.len(),
+                is_spot: it.is_spot,
                 share: it.share,
                 granted_at: it.granted_at,
             };
@@ -138,9 +158,16 @@ impl Engine {
         let (too_early, candidates): (Vec<_>, Vec<_>) =
             candidates.partition(|(suspendable_at, _)| *suspendable_at > self.now);
         let candidates: Vec<_> = candidates.into_iter().map(|(_, victim)| victim).collect();
-        let mut all: usize = candidates.iter().map(|victim| victim.useful).sum();
+        let useful = |candidates: &[Victim]| candidates.iter().map(|it| it.useful).sum::<usize>();
+        let mut all = useful(&candidates);
         if all >= missing {
-            return Some(fewest(candidates, missing));
+            let (spot, others): (Vec<_>, Vec<_>) =
+                candidates.into_iter().partition(|it| it.is_spot);
+            let enough = match useful(&spot) >= missing {
+                true => spot,
+                false => spot.into_iter().chain(others).collect(),
+            };
+            return Some(fewest(enough, missing));
         }
         let later = too_early.iter();
         let mut later: Vec<_> = later.map(|(at, victim)| (*at, victim.useful)).collect();
@@ -173,27 +200,47 @@ impl Engine {
             let mut beyond = Vec::new();
             for (granted_at, id, lease) in leases {
                 used.add(&lease.charge);
-                match policy.guarantees(&guaranteed, &lease.charge) {
+                match !lease.is_spot && policy.guarantees(&guaranteed, &lease.charge) {
                     true => guaranteed.add(&lease.charge),
                     false => beyond.push((granted_at, id, lease)),
                 }
             }
-            let share = self.shares(&pool).key(tenant, &used);
-            let suspendable = beyond.into_iter().filter(|(_, id, lease)| {
-                let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
-                runs && self.check_suspend(*id, Suspender::Administrator).is_ok()
+            let share = self.shares(&pool).key(tenant, &used, self.spot_by(tenant));
+            let suspendable = beyond.into_iter().filter_map(|(granted_at, id, lease)| {
+                let room = self.room_of(id, lease)?;
+                Some((granted_at, id, lease, room))
             });
-            borrowed.extend(suspendable.map(|(granted_at, lease_id, lease)| Borrowed {
-                lease: lease_id,
-                tenant: tenant.clone(),
-                devices: self.without_needed(lease, &needed),
-                passed: lease.passed.clone(),
-                suspendable_at: lease.running_since + self.options.min_run_time,
-                share,
-                granted_at,
-            }));
+            borrowed.extend(
+                suspendable.map(|(granted_at, lease_id, lease, room)| Borrowed {
+                    lease: lease_id,
+                    tenant: tenant.clone(),
+                    devices: self.without_needed(lease, &needed),
+                    passed: lease.passed.clone(),
+                    is_spot: lease.is_spot,
+                    suspendable_at: room.from,
+                    ends: room.ends,
+                    share,
+                    granted_at,
+                }),
+            );
         }
         borrowed
+    }
+
+    /// Returns how a lease that runs could give its devices to others, if it could.
+    fn room_of(&self, id: LeaseId, lease: &Lease) -> Option<Room> {
+        let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
+        let is_attached = self.attached_owner(id).is_some();
+        let from = lease.running_since + self.options.min_run_time;
+        let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
+        let (from, ends) = match (lease.durability.is_durable(), lease.is_spot) {
+            _ if !runs => return None,
+            (true, _) if can_suspend() => (from, false),
+            (true, true) if is_attached => (from + SNAPSHOTS_WITHIN, true),
+            (false, true) if is_attached => (from, true),
+            _ => return None,
+        };
+        Some(Room { from, ends })
     }
 
     /// Returns what devices must be like for leases to go on that wait and come before all requests.
@@ -222,6 +269,15 @@ impl Engine {
             .collect()
     }
 
+    /// Suspends a borrowed lease, or ends it if it cannot be suspended and may end. Returns whether that is done.
+    fn make_room(&mut self, victim: &Borrowed) -> bool {
+        if victim.ends {
+            self.end_lease(victim.lease, Some(EndReason::Reclaimed));
+            return true;
+        }
+        self.suspend_borrowed(victim.lease)
+    }
+
     /// Suspends a borrowed lease, which goes on once there are devices for it again. Returns whether that is
     /// done: the snapshots of another lease may have taken the room for those of this one.
     fn suspend_borrowed(&mut self, id: LeaseId) -> bool {
@@ -242,11 +298,12 @@ impl Engine {
 impl Borrowed {
     /// Returns the number of its devices that an entitled request could get, which `may_have` these.
     pub(super) fn useful_for(&self, entitled: &Entitled, may_have: &BTreeSet<DeviceRef>) -> usize {
-        let is_for = match entitled.is_guaranteed {
-            true => self.tenant != entitled.tenant,
-            false => self.passed.contains(&entitled.lease),
+        let is_for = match entitled.by {
+            Entitlement::Guarantee => self.tenant != entitled.tenant,
+            Entitlement::Reservation => self.passed.contains(&entitled.lease),
+            Entitlement::Spot => false,
         };
-        match is_for {
+        match is_for || self.is_spot {
             true => self.devices.intersection(may_have).count(),
             false => 0,
         }
@@ -287,6 +344,7 @@ mod tests {
             lease: LeaseId(id),
             useful: *count,
             all: *count,
+            is_spot: false,
             share: share.to_bits(),
             granted_at: at(*granted_at),
         });
@@ -323,6 +381,7 @@ mod tests {
             lease: LeaseId(lease),
             useful: 1,
             all,
+            is_spot: false,
             share: 0,
             granted_at: at(0),
         };

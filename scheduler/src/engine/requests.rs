@@ -25,9 +25,10 @@ const MAX_REPORTED_AT_ONCE: usize = 64;
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
 pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The next request of a tenant, in the order in which these get devices: the tenant's share, the number of
+/// The next request of a tenant, in the order in which these get devices: whether it is for a spot lease, the
+/// tenant's share, the number of
 /// the request, the tenant, and the lease that the request would become.
-type Next = (u64, u64, TenantName, LeaseId);
+type Next = (bool, u64, u64, TenantName, LeaseId);
 
 /// A tenant may have this many times as many requests in the queue as there is room for more. So a single
 /// tenant can use three quarters of the queue, and however many tenants there are, a new one finds room
@@ -41,7 +42,7 @@ impl Engine {
     pub(super) fn request(&mut self, mut queued: QueuedRequest) {
         let order = self.options.order;
         if order != RequestOrder::Fair {
-            queued.priority = 0;
+            (queued.priority, queued.demand.is_spot) = (0, false);
         }
         let (client, request) = (queued.client, queued.request);
         if self.queue.contains(client, request) {
@@ -189,7 +190,8 @@ impl Engine {
         let (used, pool) = (self.used_by_tenants(), self.pool.amounts());
         let (requests, guaranteed) = (self.queue.by_tenant(), self.queue.guaranteed());
         let shares = self.shares(&pool);
-        order(shares, used, &self.kinds(), requests, guaranteed)
+        let spot = self.leases.index().used_for_spot();
+        order(shares, used, spot, &self.kinds(), requests, guaranteed)
     }
 
     /// Finds the requests within guarantees if something has changed on which that depends.
@@ -237,9 +239,13 @@ impl Engine {
         match self.options.order {
             RequestOrder::Fair | RequestOrder::Backfill => {
                 self.find_reservations();
-                self.grant_fitting();
-                while self.grant_reserved() {
+                loop {
+                    self.pool.clear_changed();
                     self.grant_fitting();
+                    // What was held back for a request and is not used by it may do for another one.
+                    if !self.grant_with_held_back() && !self.pool.is_changed() {
+                        break;
+                    }
                 }
             }
             RequestOrder::Fifo => while self.grant_oldest() {},
@@ -273,13 +279,20 @@ impl Engine {
         oldest.is_some_and(|lease| self.try_grant(lease))
     }
 
-    /// Grants a request that has a reservation and all the devices that it needs, some of which may be held
-    /// back for it. Returns whether there is one.
-    fn grant_reserved(&mut self) -> bool {
+    /// Grants a request that has all the devices which it needs with those that are held back for it. Returns
+    /// whether there is one.
+    fn grant_with_held_back(&mut self) -> bool {
         self.find_guaranteed();
         self.find_reservations();
-        let reserved: Vec<_> = self.reservations.iter().map(|it| it.lease).collect();
-        let is_granted = reserved.into_iter().any(|lease| self.try_grant(lease));
+        let holders: BTreeSet<_> = self.pool.holders().collect();
+        let entitled = match holders.is_empty() {
+            true => Vec::new(),
+            false => self.entitled_requests(),
+        };
+        let mut holding = entitled
+            .into_iter()
+            .filter(|it| holders.contains(&it.lease));
+        let is_granted = holding.any(|it| self.try_grant(it.lease));
         if is_granted {
             self.find_reservations();
         }
@@ -294,7 +307,7 @@ impl Engine {
         let mut fitting: BTreeSet<_> = self.queue.shapes().cloned().collect();
         fitting.retain(|shape| self.has_free(shape));
         let mut next = self.next_of_tenants(&pool, &fitting);
-        while let Some((_, _, tenant, lease)) = next.pop_first() {
+        while let Some((.., tenant, lease)) = next.pop_first() {
             let is_granted = self.try_grant(lease);
             let has_other_reservations = self.find_reservations();
             let before = fitting.len();
@@ -356,12 +369,19 @@ impl Engine {
             }
         }?;
         let share = match self.options.order {
-            RequestOrder::Fair => self
-                .shares(pool)
-                .key(tenant, &guaranteed.with(used, tenant)),
+            RequestOrder::Fair => {
+                self.shares(pool)
+                    .key(tenant, &guaranteed.with(used, tenant), self.spot_by(tenant))
+            }
             RequestOrder::Backfill | RequestOrder::Fifo => 0,
         };
-        Some((share, first.number, tenant.clone(), first.lease))
+        Some((
+            first.is_spot,
+            share,
+            first.number,
+            tenant.clone(),
+            first.lease,
+        ))
     }
 
     /// Grants the request that would become this lease if it fits. Returns whether it does.

@@ -9,7 +9,7 @@
 //! A later request *passes* a reservation when it gets devices of it. It may do so only if its lease surely ends
 //! before there would be enough devices without it, as the request declares how long it takes (EASY backfill:
 //! Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
-//! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended. The lease is then suspended, with others that passed the same reservation, once there are enough
+//! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended, or may end. The lease is then suspended, with others that passed the same reservation, once there are enough
 //! devices together with those that are free or being released (`reclaim.rs`); the free ones are held back from
 //! then on (`holds.rs`). So of the devices of a reservation, all count for it that were granted since it was
 //! made, and it waits no longer than leases that had devices before keep these.
@@ -71,7 +71,7 @@ impl Engine {
         device: &DeviceSpec,
     ) -> Option<&Reservation> {
         let mut others = self.reservations.iter().filter(|it| it.lease != request);
-        if demand.can_be_suspended_on(device) {
+        if demand.gives_way_on(device) {
             return None;
         }
         let ends_at = demand.rounded_duration().map(|it| self.now + it);
@@ -184,8 +184,9 @@ impl Engine {
         None
     }
 
-    /// Returns the next request beyond guarantees of each tenant and shape, those first that are next.
-    fn heads_in_order(&self) -> impl Iterator<Item = (&TenantName, Rank, &Shape)> {
+    /// Returns the next request beyond guarantees of each tenant and shape, other than those for spot leases, the
+    /// first first.
+    pub(super) fn heads_in_order(&self) -> impl Iterator<Item = (&TenantName, Rank, &Shape)> {
         let pool = self.pool.amounts();
         let mut tenants = BTreeMap::<Place<'_>, BTreeMap<Rank, &Shape>>::new();
         for (tenant, requests) in self.queue.by_tenant() {
@@ -195,7 +196,7 @@ impl Engine {
             };
             let mut used = self.queue.guaranteed().with(self.used_by(tenant), tenant);
             used.subtract(&self.passed_own(tenant, heads.keys()));
-            let share = self.shares(&pool).key(tenant, &used);
+            let share = self.shares(&pool).key(tenant, &used, self.spot_by(tenant));
             tenants.insert((share, first.number, tenant), heads);
         }
         tenants.into_iter().flat_map(|((.., tenant), heads)| {
@@ -206,7 +207,8 @@ impl Engine {
 
     fn heads<'a>(&self, requests: &'a TenantRequests) -> impl Iterator<Item = Head<'a>> {
         let guaranteed = self.queue.guaranteed();
-        requests.by_shape().filter_map(move |(shape, ranks)| {
+        let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
+        shapes.filter_map(move |(shape, ranks)| {
             let mut beyond = ranks.iter().filter(|it| !guaranteed.contains(it.lease));
             Some((*beyond.next()?, shape))
         })

@@ -8,7 +8,9 @@ use super::Engine;
 use crate::device::DeviceSpec;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, policy_of};
+use crate::tenants::{
+    Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, charged_share, policy_of,
+};
 
 impl Engine {
     /// Returns the guarantee, limit and weight of a tenant.
@@ -25,6 +27,12 @@ impl Engine {
     /// Returns what a tenant has, as [`used_by_tenants`](Self::used_by_tenants).
     pub(super) fn used_by(&self, tenant: &TenantName) -> &Amounts {
         self.used_by_tenants().get(tenant).unwrap_or(&NOTHING)
+    }
+
+    /// Returns what a tenant has in spot leases.
+    pub(super) fn spot_by(&self, tenant: &TenantName) -> &Amounts {
+        let spot = self.leases.index().used_for_spot();
+        spot.get(tenant).unwrap_or(&NOTHING)
     }
 
     /// Returns what decides which tenant is next, in a pool that has these devices.
@@ -58,7 +66,8 @@ impl Engine {
         }
         let pool = self.pool.amounts();
         for tenant in changed {
-            let share = self.used_by(&tenant).dominant_share(&pool);
+            let (used, spot) = (self.used_by(&tenant), self.spot_by(&tenant));
+            let share = charged_share(used, spot, &pool);
             // It may have devices of workers that drain, which the pool does not offer.
             self.past.set_share(&tenant, share.min(1.0), self.now);
         }

@@ -28,6 +28,8 @@ pub(super) struct Keys {
     is_unclaimed: bool,
     /// What it adds to what a tenant has.
     charge: Option<(TenantName, Amounts)>,
+    /// Whether it is a spot lease that has devices or waits for some.
+    is_spot: bool,
     /// The requests whose reservations it has passed, if it has devices.
     passed: BTreeSet<LeaseId>,
 }
@@ -66,6 +68,7 @@ impl Keys {
             time_over_at: lease.time_over_at(),
             is_unclaimed: lease.tenant.is_none(),
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
+            is_spot: lease.is_spot && (lease.counts() || waits),
             passed: match lease.counts() {
                 true => lease.passed.clone(),
                 false => BTreeSet::new(),
@@ -91,6 +94,10 @@ pub(crate) struct LeaseIndex {
     /// The leases that have passed the reservation of each request.
     passing: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
     used: BTreeMap<TenantName, Amounts>,
+    /// What each tenant has in spot leases.
+    used_for_spot: BTreeMap<TenantName, Amounts>,
+    /// The spot leases that have devices or wait for some.
+    spot: BTreeSet<LeaseId>,
     /// The tenants of which `used` has changed since these were taken last.
     changed_tenants: BTreeSet<TenantName>,
     /// Rises whenever a tenant has something else than before.
@@ -107,15 +114,15 @@ impl LeaseIndex {
             let charges = before.charge.iter().chain(&keys.charge);
             let tenants = charges.map(|(tenant, _)| tenant.clone());
             self.changed_tenants.extend(tenants);
-            if let Some((tenant, charge)) = &keys.charge {
-                self.used.entry(tenant.clone()).or_default().add(charge);
-            }
-            if let Some((tenant, charge)) = &before.charge
-                && let Some(used) = self.used.get_mut(tenant)
-            {
-                used.subtract(charge);
-                if used.is_nothing() {
-                    self.used.remove(tenant);
+            for (used, counts) in [
+                (&mut self.used, (true, true)),
+                (&mut self.used_for_spot, (before.is_spot, keys.is_spot)),
+            ] {
+                if let Some((tenant, charge)) = keys.charge.as_ref().filter(|_| counts.1) {
+                    used.entry(tenant.clone()).or_default().add(charge);
+                }
+                if let Some((tenant, charge)) = before.charge.as_ref().filter(|_| counts.0) {
+                    subtract(used, tenant, charge);
                 }
             }
         }
@@ -132,6 +139,7 @@ impl LeaseIndex {
             }
         };
         change(&mut self.unsettled, keys.is_unsettled);
+        change(&mut self.spot, keys.is_spot);
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
@@ -250,9 +258,29 @@ impl LeaseIndex {
         &self.used
     }
 
+    /// Returns what each tenant has in spot leases.
+    pub(crate) fn used_for_spot(&self) -> &BTreeMap<TenantName, Amounts> {
+        &self.used_for_spot
+    }
+
+    /// Returns whether there are spot leases that have devices or wait for some.
+    pub(crate) fn has_spot(&self) -> bool {
+        !self.spot.is_empty()
+    }
+
     /// Returns a number that rises whenever a tenant has something else than before.
     pub(crate) fn used_version(&self) -> u64 {
         self.used_version
+    }
+}
+
+/// Takes devices from those of a tenant, to which they were added before.
+fn subtract(used: &mut BTreeMap<TenantName, Amounts>, tenant: &TenantName, charge: &Amounts) {
+    if let Some(of_tenant) = used.get_mut(tenant) {
+        of_tenant.subtract(charge);
+        if of_tenant.is_nothing() {
+            used.remove(tenant);
+        }
     }
 }
 

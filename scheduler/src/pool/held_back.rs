@@ -66,6 +66,12 @@ impl Pool {
         !dropped.is_empty()
     }
 
+    /// Holds no devices back any more for a lease that has got all that it needs. Demands may then fit that did
+    /// not.
+    pub(crate) fn give_up_held_back(&mut self, lease: LeaseId) {
+        self.changed |= self.drop_held_back(&BTreeSet::from([lease]));
+    }
+
     /// Returns the leases for which devices are held back.
     pub(crate) fn holders(&self) -> impl Iterator<Item = LeaseId> {
         self.held_back.by_lease.keys().copied()

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tensord_proto::ids::LeaseId;
 
-use super::{Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, policy_of};
+use super::{
+    Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, charged_share, policy_of,
+};
 use crate::device::{Demand, Shape};
 use crate::queue::{Rank, Requests, TenantRequests};
 use crate::time::Timestamp;
@@ -73,7 +75,8 @@ fn within_guarantee(
     let (mut used, mut charge_of_all) = (used.clone(), Amounts::default());
     let none = BTreeSet::new();
     let mut next = BTreeMap::new();
-    for (shape, ranks) in requests.by_shape() {
+    let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
+    for (shape, ranks) in shapes {
         let mut ranks = ranks.iter().copied();
         next.extend(ranks.next().map(|first| (first, (shape, ranks))));
     }
@@ -121,27 +124,29 @@ pub(crate) struct Shares<'a> {
 
 impl Shares<'_> {
     /// Returns a number that has the order of the shares of tenants, present and past, divided by their
-    /// weights: that of a tenant that has `used`.
-    pub(crate) fn key(&self, tenant: &TenantName, used: &Amounts) -> u64 {
-        let share = used.dominant_share(self.pool) + self.past.of(tenant, self.now);
+    /// weights: that of a tenant that has `used`, of that `spot` in spot leases.
+    pub(crate) fn key(&self, tenant: &TenantName, used: &Amounts, spot: &Amounts) -> u64 {
+        let present = charged_share(used, spot, self.pool);
+        let share = present + self.past.of(tenant, self.now);
         let weight = policy_of(self.policy, tenant).weight.max(1);
         // Shares are not negative, so their bits have the same order.
         (share / f64::from(weight)).to_bits()
     }
 }
 
-/// Returns the order in which all requests would get devices, if the tenants had `used` and there were enough
-/// for each that is next: those first that are guaranteed, then each time the next of the tenant that has the
-/// smallest share.
+/// Returns the order in which all requests would get devices, if the tenants had `used`, of that `spot` in spot
+/// leases, and there were enough for each that is next: those first that are guaranteed, then each time the next
+/// of the tenant that has the smallest share; those for spot leases last.
 pub(crate) fn order(
     shares: Shares<'_>,
     used: &BTreeMap<TenantName, Amounts>,
+    spot: &BTreeMap<TenantName, Amounts>,
     kinds: &Kinds<'_>,
     requests: &Requests,
     guaranteed: &Guaranteed,
 ) -> Vec<LeaseId> {
     let mut order = guaranteed.order.clone();
-    let mut tenants = BTreeMap::<&TenantName, (Amounts, VecDeque<(Rank, &Shape)>)>::new();
+    let mut tenants = BTreeMap::<&TenantName, (Amounts, Amounts, VecDeque<(Rank, &Shape)>)>::new();
     for (tenant, requests) in requests {
         let by_shape = requests.by_shape();
         let ranked = by_shape.flat_map(|(shape, of_shape)| {
@@ -150,25 +155,31 @@ pub(crate) fn order(
         });
         let ranked: BTreeMap<_, _> = ranked.collect();
         let used = guaranteed.with(used.get(tenant).unwrap_or(&NOTHING), tenant);
-        tenants.insert(tenant, (used, ranked.into_iter().collect()));
+        let spot = spot.get(tenant).unwrap_or(&NOTHING).clone();
+        tenants.insert(tenant, (used, spot, ranked.into_iter().collect()));
     }
-    let key = |tenant, used: &Amounts, first: Option<&(Rank, _)>| {
-        let share = shares.key(tenant, used);
-        first.map(|(rank, _)| (share, rank.number, tenant))
+    let key = |tenant, used: &Amounts, spot: &Amounts, first: Option<&(Rank, _)>| {
+        let share = shares.key(tenant, used, spot);
+        first.map(|(rank, _)| (rank.is_spot, share, rank.number, tenant))
     };
     let heads = tenants.iter();
-    let heads = heads.filter_map(|(tenant, (used, ranks))| key(*tenant, used, ranks.front()));
+    let heads =
+        heads.filter_map(|(tenant, (used, spot, ranks))| key(*tenant, used, spot, ranks.front()));
     let mut next: BTreeSet<_> = heads.collect();
     let none = BTreeSet::new();
     while let Some((.., tenant)) = next.pop_first() {
-        let Some((used, ranks)) = tenants.get_mut(tenant) else {
+        let Some((used, spot, ranks)) = tenants.get_mut(tenant) else {
             continue;
         };
         if let Some((rank, shape)) = ranks.pop_front() {
-            charge(used, shape, kinds.get(shape).unwrap_or(&none));
+            let kinds = kinds.get(shape).unwrap_or(&none);
+            charge(used, shape, kinds);
+            if rank.is_spot {
+                charge(spot, shape, kinds);
+            }
             order.push(rank.lease);
         }
-        next.extend(key(tenant, used, ranks.front()));
+        next.extend(key(tenant, used, spot, ranks.front()));
     }
     order
 }
@@ -249,6 +260,7 @@ mod tests {
                 durability: Durability::Off,
                 recover_within: None,
                 max_duration: None,
+                is_spot: false,
             };
             queue.push(QueuedRequest::new(
                 ClientId(1),
@@ -274,7 +286,14 @@ mod tests {
             past: &PastUse::new(Duration::ZERO),
             now: at(0),
         };
-        let order = order(shares, &used, &kinds, requests, &guaranteed);
+        let order = order(
+            shares,
+            &used,
+            &BTreeMap::new(),
+            &kinds,
+            requests,
+            &guaranteed,
+        );
         let found = order.iter().map(|lease| {
             let number = lease.0 as i32;
             if guaranteed.contains(*lease) {

@@ -442,6 +442,7 @@ impl World {
                 durability: token.durability,
                 epoch: token.epoch,
                 time_left: None,
+                is_spot: false,
             }
         });
         let claims = claims.collect();

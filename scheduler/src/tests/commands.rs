@@ -54,6 +54,7 @@ pub(super) fn unsatisfiable(
         durability: Durability::Off,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     let devices = workers.iter().copied().flatten();
     let pool = crate::Inventory::new(workers.len(), devices.map(|device| (device, 1)));

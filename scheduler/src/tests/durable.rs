@@ -19,6 +19,7 @@ pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
             durability: Durability::Auto,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         },
     )
 }

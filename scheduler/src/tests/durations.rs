@@ -12,6 +12,7 @@ fn lasting(id: u64, number: u64, durability: Durability, seconds: u64) -> Event 
         durability,
         recover_within: None,
         max_duration: Some(Duration::from_secs(seconds)),
+        is_spot: false,
     };
     request_for(id, number, demand)
 }
@@ -56,6 +57,7 @@ fn time_goes_on_after_a_restart() {
         durability: Durability::Off,
         epoch: 0,
         time_left: Some(Duration::from_secs(7)),
+        is_spot: false,
     };
     let attach = client(
         1,

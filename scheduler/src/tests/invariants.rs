@@ -24,6 +24,7 @@ impl World {
         self.check_charges();
         self.check_reclaims();
         self.check_reservations();
+        self.check_spot();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (

@@ -490,6 +490,7 @@ fn lease_of_devices_without_fingerprints_has_no_keeper() {
             durability: Durability::Auto,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         };
         request_for(1, request, demand)
     };

@@ -15,6 +15,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         durability: Durability::Off,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     }
 }
 

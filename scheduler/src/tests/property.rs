@@ -197,18 +197,23 @@ fn duration() -> impl Strategy<Value = Option<Duration>> {
     seconds.prop_map(|it| it.map(Duration::from_secs))
 }
 
+fn spot() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.2)
+}
+
 fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib, durability(), duration()).prop_map(
-        |(devices, kind, gib, durability, max_duration)| Demand {
+    (count, kind, gib, durability(), duration(), spot()).prop_map(
+        |(devices, kind, gib, durability, max_duration, is_spot)| Demand {
             devices,
             kind: kind.map(str::to_owned),
             memory_bytes: gib << 30,
             durability,
             recover_within: None,
             max_duration,
+            is_spot,
         },
     )
 }
@@ -247,14 +252,15 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     let client = || 0..CLIENTS;
     let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
     let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
-    let demand = (1..4_u32, kind, durability, duration()).prop_map(
-        |(devices, kind, durability, max_duration)| Demand {
+    let demand = (1..4_u32, kind, durability, duration(), spot()).prop_map(
+        |(devices, kind, durability, max_duration, is_spot)| Demand {
             devices,
             kind: Some(kind.into()),
             memory_bytes: 0,
             durability,
             recover_within: None,
             max_duration,
+            is_spot,
         },
     );
     let millis = prop_oneof![3 => Just(10_000), 2 => 0..4_000_u64];
@@ -453,6 +459,7 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
         durability: Durability::Auto,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     check_any(vec![
         request(0, demand),
@@ -485,6 +492,7 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
             durability,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         };
         request(client, demand)
     };
@@ -520,6 +528,7 @@ fn worker_is_cut_off_while_it_gets_snapshots() {
             durability,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         };
         request(0, demand)
     };
@@ -554,6 +563,7 @@ fn both_workers_of_a_lease_are_lost_at_once() {
         durability: Durability::Exact,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     check_any(vec![
         request(0, demand),

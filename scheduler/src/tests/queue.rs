@@ -129,6 +129,7 @@ fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
         durability: Durability::Off,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     let (request, lease) = (RequestId(request), LeaseId(lease));
     client(

@@ -21,6 +21,7 @@ fn running() -> LeaseRecord {
         tenant: Some(TENANT.into()),
         charge: crate::Amounts::of(&[exact(16)]),
         is_reclaimed: false,
+        is_spot: false,
         epoch: 0,
         durability: Durability::Auto,
         recover_within: None,
@@ -79,6 +80,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
         durability: Durability::Auto,
         epoch,
         time_left: None,
+        is_spot: false,
     };
     let claims = vec![claim];
     client(
@@ -164,6 +166,7 @@ fn time_that_a_lease_may_wait_is_recorded() {
         durability: Durability::Auto,
         recover_within: Some(Duration::from_secs(20)),
         max_duration: None,
+        is_spot: false,
     };
     for event in [join(1, &[exact(16)]), attach(1), request_for(1, 1, demand)] {
         engine.handle(event, at(0));

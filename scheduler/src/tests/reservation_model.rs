@@ -25,14 +25,14 @@ fn class_of(device: &DeviceSpec) -> Class {
 }
 
 /// Returns whether a request may get a device although it is reserved for another.
-fn can_be_suspended_on(demand: &Demand, device: &DeviceSpec) -> bool {
+fn gives_way_on(demand: &Demand, device: &DeviceSpec) -> bool {
     let is_exact = device.fingerprint.map(|it| it.is_exact);
     let can_go_on = match (demand.durability, is_exact) {
         (Durability::Off, _) | (_, None) => false,
         (Durability::Exact, Some(is_exact)) => is_exact,
         (Durability::Auto | Durability::Continue, Some(_)) => true,
     };
-    can_go_on && (demand.devices == 1 || demand.kind.is_some())
+    demand.is_spot || can_go_on && (demand.devices == 1 || demand.kind.is_some())
 }
 
 impl World {
@@ -52,11 +52,16 @@ impl World {
         let pool = Amounts::of(self.offered());
         let mut ordered = Vec::new();
         for (tenant, mut own) in tenants {
-            own.sort_by_key(|&index| (-self.waiting[index].priority, index));
+            own.retain(|index| !self.waiting[*index].demand.is_spot);
+            own.sort_by_key(|&index| self.rank(index));
+            if own.is_empty() {
+                continue;
+            }
             let mut used = used.clone();
             let passed = self.passed_own(&tenant, &own);
             used.entry(tenant.clone()).or_default().subtract(&passed);
-            let share = self.share(&used, &pool, &tenant);
+            let spot = self.engine.used_for_spot();
+            let share = self.share(&used, spot, &pool, &tenant);
             ordered.push((share, own[0], own));
         }
         ordered.sort_by(|one, other| one.partial_cmp(other).unwrap());
@@ -153,7 +158,7 @@ impl World {
             };
             !classes.contains(&class_of(device)) || is_in_time().is_some()
         };
-        can_be_suspended_on(&waiting.demand, device) || others.all(is_free)
+        gives_way_on(&waiting.demand, device) || others.all(is_free)
     }
 
     /// Reservations are as they must be, and of those for which there are enough devices, none waits.
@@ -192,7 +197,8 @@ impl World {
             let passing = leases.iter().filter(|(id, sim)| {
                 let known = self.engine.leases().get(**id);
                 let is_running = known.is_some_and(|known| {
-                    known.standing == Standing::Running && known.passed.contains(&lease)
+                    let is_for = known.passed.contains(&lease) || known.is_spot;
+                    known.standing == Standing::Running && is_for
                 });
                 let can_suspend = || self.engine.check_suspend(**id, Suspender::Administrator);
                 let is_due = self.now >= sim.running_since + 10_000;
@@ -239,7 +245,7 @@ impl World {
             let others = (0..).zip(&self.waiting);
             let others = others.filter(|(index, other)| {
                 let is_own = tenant_of(other.client) == tenant_of(first.client);
-                is_own && (-other.priority, *index) > (-first.priority, at)
+                is_own && self.rank(*index) > self.rank(at)
             });
             later.insert(*lease, others.map(|(_, other)| other.lease).collect());
         }
@@ -270,8 +276,8 @@ impl World {
             let is_passed = known.is_none_or(|known| known.passed.contains(lease));
             let is_guaranteed = self.leases.is_none() || !self.is_borrowed(granted.lease);
             // Whether it ends in time was decided with what others had at that moment.
-            let may_pass = can_be_suspended_on(&granted.demand, first)
-                || granted.demand.max_duration.is_some();
+            let may_pass =
+                gives_way_on(&granted.demand, first) || granted.demand.max_duration.is_some();
             assert!(
                 is_guaranteed || is_passed && may_pass,
                 "{} passed {lease}",

@@ -220,6 +220,7 @@ fn a_lease_that_ends_in_time_passes() {
             durability: Durability::Off,
             recover_within: None,
             max_duration: Some(Duration::from_secs(seconds)),
+            is_spot: false,
         };
         request_for(id, number, demand)
     };

@@ -254,6 +254,7 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
         durability: Durability::Auto,
         epoch: 0,
         time_left: None,
+        is_spot: false,
     };
     let claims = vec![claim];
     let attach = client(
@@ -332,6 +333,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         tenant: Some(TENANT.into()),
         charge: crate::Amounts::of(&[exact(16)]),
         is_reclaimed: false,
+        is_spot: false,
         epoch: 1,
         durability: Durability::Auto,
         recover_within: None,
@@ -360,6 +362,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         durability: Durability::Auto,
         epoch: 1,
         time_left: None,
+        is_spot: false,
     };
     let claims = vec![claim];
     let hold = hold(2, 10);

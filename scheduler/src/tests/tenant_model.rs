@@ -122,9 +122,12 @@ impl World {
     pub(super) fn expected_order(&self) -> Vec<(usize, bool)> {
         let mut used: BTreeMap<_, Amounts> = self.engine.used_by_tenants().clone();
         let mut rest: Vec<_> = (0..self.waiting.len()).collect();
-        rest.sort_by_key(|&index| (-self.waiting[index].priority, index));
+        rest.sort_by_key(|&index| self.rank(index));
         let is_guaranteed = |index: usize, used: &BTreeMap<TenantName, Amounts>| {
             let waiting = &self.waiting[index];
+            if waiting.demand.is_spot {
+                return false;
+            }
             let tenant = tenant_of(waiting.client);
             let kinds = self.kinds_of(waiting);
             let is_within = |kind: &String| {
@@ -151,14 +154,28 @@ impl World {
             order.push((next, true));
         }
         let pool = Amounts::of(self.offered());
-        while let Some(next) =
-            self.first_of_tenants(&rest, |tenant| self.share(&used, &pool, tenant))
-        {
-            rest.retain(|index| *index != next);
-            self.add_to(&mut used, next);
-            order.push((next, false));
+        let mut spot = self.engine.used_for_spot().clone();
+        let is_spot = |index: &usize| self.waiting[*index].demand.is_spot;
+        let (for_spot, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_spot);
+        for mut rest in [others, for_spot] {
+            while let Some(next) =
+                self.first_of_tenants(&rest, |tenant| self.share(&used, &spot, &pool, tenant))
+            {
+                rest.retain(|index| *index != next);
+                self.add_to(&mut used, next);
+                if is_spot(&next) {
+                    self.add_to(&mut spot, next);
+                }
+                order.push((next, false));
+            }
         }
         order
+    }
+
+    /// Returns what orders the requests of a tenant.
+    pub(super) fn rank(&self, index: usize) -> (bool, i32, usize) {
+        let waiting = &self.waiting[index];
+        (waiting.demand.is_spot, -waiting.priority, index)
     }
 
     /// Returns the first request of the tenant that has the smallest share, or else whose first one is the
@@ -181,28 +198,34 @@ impl World {
         first.map(|(_, index)| index)
     }
 
+    /// Returns the share of a tenant, of which a spot lease counts a quarter.
     pub(super) fn share(
         &self,
         used: &BTreeMap<TenantName, Amounts>,
+        spot: &BTreeMap<TenantName, Amounts>,
         pool: &Amounts,
         of: &TenantName,
     ) -> f64 {
-        let used = used.get(of).cloned().unwrap_or_default();
-        let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
-        let mut share = 0_f64;
-        for (kind, count) in &used.devices {
-            if let Some(total) = pool.devices.get(kind) {
-                share = share.max(*count as f64 / *total as f64);
+        let share = |of_tenants: &BTreeMap<TenantName, Amounts>| {
+            let used = of_tenants.get(of).cloned().unwrap_or_default();
+            let mut share = 0_f64;
+            for (kind, count) in &used.devices {
+                if let Some(total) = pool.devices.get(kind) {
+                    share = share.max(*count as f64 / *total as f64);
+                }
             }
-        }
-        if pool.all > 0 {
-            share = share.max(used.all as f64 / pool.all as f64);
-        }
-        if pool.memory_bytes > 0 {
-            share = share.max(used.memory_bytes as f64 / pool.memory_bytes as f64);
-        }
+            if pool.all > 0 {
+                share = share.max(used.all as f64 / pool.all as f64);
+            }
+            if pool.memory_bytes > 0 {
+                share = share.max(used.memory_bytes as f64 / pool.memory_bytes as f64);
+            }
+            share
+        };
+        let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
+        let present = (share(used) - 0.75 * share(spot)).max(0.0);
         // Its definition is tested where it is.
-        (share + self.engine.ranked_past_share(of)) / f64::from(weight)
+        (present + self.engine.ranked_past_share(of)) / f64::from(weight)
     }
 
     fn kinds_of(&self, waiting: &SimRequest) -> BTreeSet<String> {
@@ -260,7 +283,8 @@ impl World {
                 let known = self.engine.leases().get(id);
                 let is_passed = known.is_some_and(|it| it.passed.contains(&waiting.lease));
                 let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
-                (is_passed || is_other) && devices.iter().any(fits)
+                let is_spot = lease.is_spot && !waiting.demand.is_spot;
+                (is_passed || is_other || is_spot) && devices.iter().any(fits)
             }));
         }
         let leases = self.leases.as_mut();
@@ -293,10 +317,11 @@ impl World {
             }
             let own = lease.granted.iter().map(|device| &*device.kind);
             let mut own = own.collect::<BTreeSet<_>>().into_iter();
-            let is_within = own.all(|kind| {
-                let most = guaranteed.and_then(|guaranteed| guaranteed.get(kind));
-                more[kind] <= most.copied().unwrap_or_default()
-            });
+            let is_within = !lease.is_spot
+                && own.all(|kind| {
+                    let most = guaranteed.and_then(|guaranteed| guaranteed.get(kind));
+                    more[kind] <= most.copied().unwrap_or_default()
+                });
             if other == &id {
                 return !is_within;
             }
@@ -317,7 +342,12 @@ impl World {
             let mut requests = guaranteed.iter();
             let is_request = requests.any(|waiting| waiting.lease == *holder);
             let is_reserved = self.engine.reserved().iter().any(|(it, _)| it == holder);
-            assert!(is_request || is_reserved || self.engine.leases().get(*holder).is_some());
+            let mut others = self.waiting.iter();
+            let holding = others.find(|it| it.lease == *holder);
+            let is_before_spot =
+                self.engine.has_spot() && holding.is_some_and(|it| !it.demand.is_spot);
+            let is_lease = self.engine.leases().get(*holder).is_some();
+            assert!(is_request || is_reserved || is_lease || is_before_spot);
         }
         let (Some(first), Some(leases)) = (guaranteed.first(), &self.leases) else {
             return;
@@ -334,7 +364,8 @@ impl World {
         let coming = coming.count();
         let tenant = tenant_of(first.client);
         let borrowed = leases.iter().filter(|(id, lease)| {
-            let is_other = tenant_of(lease.client) != tenant && !lease.is_suspended;
+            let is_other = tenant_of(lease.client) != tenant || lease.is_spot;
+            let is_other = is_other && !lease.is_suspended;
             let is_due = self.now >= lease.running_since + 10_000;
             let known = self.engine.leases().get(**id);
             let is_running = known.is_some_and(|known| known.standing == Standing::Running);

@@ -25,6 +25,7 @@ pub(super) fn request_kind(
         durability: Durability::Off,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     let mut event = request_for(id, number, demand);
     if let Event::Client {
@@ -229,6 +230,7 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
             durability: Durability::Off,
             recover_within: None,
             max_duration: None,
+            is_spot: false,
         },
         limit: limit(&one).limit,
     };
@@ -293,6 +295,7 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
                         durability: Durability::Off,
                         recover_within: None,
                         max_duration: None,
+                        is_spot: false,
                     },
                     limit: limit(&[("cuda", 0)]).limit,
                 },

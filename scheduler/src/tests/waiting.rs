@@ -44,6 +44,7 @@ fn devices_are_counted_by_how_they_are_used() {
         durability: Durability::Off,
         recover_within: None,
         max_duration: None,
+        is_spot: false,
     };
     let engine = check([
         // Too small, of another kind, free, out of service, leased, and of a lease that has ended.
@@ -138,6 +139,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
                 durability: Durability::Off,
                 recover_within: None,
                 max_duration: None,
+                is_spot: false,
             },
             since: at(5),
             priority: 0,

@@ -143,6 +143,7 @@ pub(super) struct SimLease {
     pub(super) granted_at: u64,
     /// Since when it has its devices.
     pub(super) running_since: u64,
+    pub(super) is_spot: bool,
     /// For how long it may have devices, from `running_since` on, in ms.
     pub(super) time_left: Option<u64>,
     pub(super) durability: Durability,
@@ -405,6 +406,9 @@ impl World {
                 lease,
                 reason,
             } => {
+                if *reason == EndReason::Reclaimed {
+                    self.end_spot(*lease);
+                }
                 let client = self.attached_client(*client);
                 let had_it = self.clients[client].leases.remove(lease);
                 assert!(
@@ -508,6 +512,7 @@ impl World {
                 is_suspended: false,
                 granted_at: self.now,
                 running_since: self.now,
+                is_spot: granted.demand.is_spot,
                 time_left: granted.demand.max_duration.map(|it| it.as_millis() as u64),
                 durability: granted.demand.durability,
                 granted: specs.clone(),

@@ -109,6 +109,7 @@ fn claim(claims: &LeaseClaims, now: UnixMillis) -> Claim {
             let since = now.0.saturating_sub(claims.issued_at_ms);
             Duration::from_millis(left.saturating_sub(since))
         }),
+        is_spot: claims.spot,
     }
 }
 
@@ -194,6 +195,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
         max_duration: request
             .max_duration_ms
             .map(|millis| Duration::from_millis(millis).max(MIN_DURATION)),
+        is_spot: request.spot,
     })
 }
 

@@ -124,6 +124,7 @@ impl Peers {
                 durability: Durability::Auto,
                 recover_within: None,
                 max_duration: None,
+                is_spot: false,
             },
             priority: job.priority,
             lease: lease_of(number),

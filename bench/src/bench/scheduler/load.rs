@@ -242,6 +242,7 @@ impl Load {
                 durability: Durability::Auto,
                 recover_within: None,
                 max_duration: None,
+                is_spot: false,
             },
             priority: 0,
             // Ids are random.

@@ -32,6 +32,7 @@ impl Driver {
             expires_at_ms: now.after(self.lease_token_life).0,
             durability: convert::durability_message(terms.durability).into(),
             epoch: terms.epoch,
+            spot: terms.is_spot,
             time_left_ms: terms.time_left.map(|left| left.as_millis() as u64),
         };
         self.renewals.schedule(lease, self.now());

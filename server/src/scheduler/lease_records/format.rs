@@ -44,9 +44,11 @@ struct StoredLease {
     #[serde(default)]
     durability: StoredDurability,
     recover_within_ms: Option<u64>,
-    /// Records of earlier versions have none.
+    /// Records of earlier versions have none of these two.
     #[serde(default)]
     time_left_ms: Option<u64>,
+    #[serde(default)]
+    is_spot: bool,
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
     keepers: Vec<StoredKeeper>,
@@ -166,6 +168,7 @@ impl From<&LeaseRecord> for StoredLease {
             durability: record.durability.into(),
             recover_within_ms: record.recover_within.map(millis),
             time_left_ms: record.time_left.map(millis),
+            is_spot: record.is_spot,
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
@@ -219,6 +222,7 @@ impl From<StoredLease> for LeaseRecord {
             durability: stored.durability.into(),
             recover_within: stored.recover_within_ms.map(Duration::from_millis),
             time_left: stored.time_left_ms.map(Duration::from_millis),
+            is_spot: stored.is_spot,
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),

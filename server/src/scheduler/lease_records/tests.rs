@@ -32,6 +32,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
         durability: Durability::Continue,
         recover_within: Some(Duration::from_millis(1_500)),
         time_left: Some(Duration::from_millis(90_000)),
+        is_spot: true,
         standing,
         devices: vec![GrantedDevice {
             device_ref: DeviceRef {
