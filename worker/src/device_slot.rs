@@ -4,7 +4,7 @@
 //! actions.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
@@ -23,7 +23,12 @@ use crate::{
     health::{DeviceAction, Health, HealthUpdate, Observation},
     locks::lock,
     session::{DeviceContext, Session},
+    usage::{LeaseMeter, ledger::ProcessCounters},
 };
+
+/// Number of leases whose meters a device keeps. One lease has the device at a time, and a few earlier
+/// ones may not be released yet.
+const MAX_LEASE_METERS: usize = 8;
 
 /// A device with its executor.
 pub(crate) struct DeviceSlot {
@@ -33,8 +38,8 @@ pub(crate) struct DeviceSlot {
     pub(crate) profile: DeviceProfile,
     reserved: Arc<ReservedMemory>,
     health: Mutex<Health>,
-    /// The lease whose ops are currently counted.
-    counted_lease: Mutex<Option<LeaseId>>,
+    /// The meters of the latest leases, the last one at the end.
+    lease_meters: Mutex<VecDeque<(LeaseId, Arc<LeaseMeter>)>>,
     /// Number and result of the latest test op.
     probe_result: Arc<Mutex<ProbeResult>>,
 }
@@ -73,7 +78,7 @@ impl DeviceSlot {
             device_context,
             reserved: Arc::default(),
             health: Mutex::default(),
-            counted_lease: Mutex::default(),
+            lease_meters: Mutex::default(),
             probe_result: Arc::default(),
         }
     }
@@ -90,12 +95,12 @@ impl DeviceSlot {
         self.device_context.runtime.spawn_blocking(query);
     }
 
-    /// Records that a session of `lease` opens.
+    /// Records that a session of `lease` opens, and returns what it needs of the device.
     ///
     /// # Errors
     ///
     /// If the device is out of service: the reason.
-    pub(crate) fn open(&self, lease: LeaseId) -> Result<(), String> {
+    pub(crate) fn open(&self, lease: LeaseId) -> Result<DeviceContext, String> {
         let mut health = lock(&self.health);
         match health.out_of_service() {
             Some(reason) => Err(format!(
@@ -104,18 +109,51 @@ impl DeviceSlot {
             )),
             None => {
                 health.opened(lease);
-                self.count_for(lease);
-                Ok(())
+                let meters = &self.device_context.meters;
+                Ok(DeviceContext {
+                    meters: meters.for_lease(self.lease_meter(lease)),
+                    ..self.device_context.clone()
+                })
             }
         }
     }
 
-    /// Resets the count of ops if the previous session was of another lease, whose count
-    /// must not be revealed to `lease`.
-    fn count_for(&self, lease: LeaseId) {
-        if lock(&self.counted_lease).replace(lease) != Some(lease) {
-            self.device_context.ops.store(0, Ordering::Relaxed);
+    /// Returns the meter of `lease`, which is the latest lease from now on.
+    fn lease_meter(&self, lease: LeaseId) -> Arc<LeaseMeter> {
+        let mut meters = lock(&self.lease_meters);
+        let known = meters.iter().position(|(known, _)| *known == lease);
+        let known = known.and_then(|at| meters.remove(at));
+        let (_, meter) =
+            known.unwrap_or_else(|| (lease, LeaseMeter::new(self.device_context.memory.clone())));
+        if meters.len() >= MAX_LEASE_METERS {
+            meters.pop_front();
         }
+        meters.push_back((lease, meter.clone()));
+        meter
+    }
+
+    /// Returns the number of ops processed for the latest lease. Those for earlier leases are not
+    /// revealed to it.
+    pub(crate) fn ops(&self) -> u64 {
+        let latest = lock(&self.lease_meters).back().cloned();
+        latest.map_or(0, |(_, meter)| meter.ops())
+    }
+
+    /// Returns what `lease` has used of the device up to `now`.
+    pub(crate) fn used_by(&self, lease: LeaseId, now: Instant) -> ProcessCounters {
+        let meters = lock(&self.lease_meters);
+        let mut meters = meters.iter();
+        let meter = meters.find(|(known, _)| *known == lease);
+        let used = meter.map(|(_, meter)| meter.used(now));
+        ProcessCounters {
+            used: used.unwrap_or_default(),
+            device_busy_us: self.busy_us(now),
+        }
+    }
+
+    /// Returns how long the device has worked up to `now`, in microseconds.
+    pub(crate) fn busy_us(&self, now: Instant) -> u64 {
+        self.device_context.meters.device.busy_us(now)
     }
 
     /// Records that `lease` was ended. `has_sessions`: whether sessions of the lease are left

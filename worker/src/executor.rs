@@ -20,7 +20,7 @@ use std::{
 
 use tracing::debug;
 
-use crate::{device_turn::DeviceTurn, locks::lock};
+use crate::{device_turn::DeviceTurn, locks::lock, usage::Work};
 
 /// How long a session runs before the next one's turn. Long against the cost of switching,
 /// short against what a user or a training step would notice.
@@ -41,6 +41,9 @@ pub(crate) trait TimeSliced: Send + Sync + 'static {
     /// Does queued work until `keep_going` returns false, no work is left, or the session must
     /// wait.
     fn run(self: &Arc<Self>, keep_going: &mut dyn FnMut() -> bool) -> TimeSliceEnd;
+
+    /// Counts work for the session from `now` on, until the returned value is dropped.
+    fn begin_work(&self, now: Instant) -> Work;
 
     /// Makes the session end at its next turn, because [`run`](Self::run) panicked.
     fn end_after_panic(self: &Arc<Self>);
@@ -234,10 +237,13 @@ pub(crate) fn run_time_slice<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>
 
 /// Runs a session for a quantum.
 fn run_session<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
-    let until = Instant::now() + QUANTUM;
+    let now = Instant::now();
+    let until = now + QUANTUM;
+    let work = session.begin_work(now);
     let turn = catch_unwind(AssertUnwindSafe(|| {
         session.run(&mut || Instant::now() < until)
     }));
+    drop(work);
     match turn {
         Ok(TimeSliceEnd::MoreWork) => queue.push(session),
         Ok(TimeSliceEnd::Parked) => {}

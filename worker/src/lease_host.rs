@@ -5,8 +5,8 @@ use std::pin::Pin;
 use tensord_proto::{
     ids::{LeaseId, PartId, StoreId},
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
-        LeaseGranted, OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, InterruptedLease, KeepSnapshots,
+        KeptLease, LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 
@@ -116,6 +116,12 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
 
     /// Returns the usage of each device, in order.
     fn usage(&self) -> Vec<DeviceUsage>;
+
+    /// Returns what leases have used of the devices.
+    fn lease_usage(&self) -> Vec<GrantUsage>;
+
+    /// Forgets what was used by these grants, which are released.
+    fn usage_recorded(&self, grants: &[DeviceGrant]);
 
     /// Returns the devices that are out of service, with the reasons.
     fn out_of_service(&self) -> Vec<OutOfService>;

@@ -12,6 +12,7 @@
 //! - `admission`: which grant of a device is the current one.
 //! - `registry`, `connection`: who may open a session, and the session's connections.
 //! - `op_progress`, `op_record`: which op a device executes, and for how long.
+//! - `usage`: how long devices work for leases, and what else leases use of them.
 //! - `restart`: whether a device is lost until the process is started again.
 //! - `supervisor`: runs each lease in a process of its own, on Linux. `lease_process` is that
 //!   process, and `process_message` has the messages between the two.
@@ -60,6 +61,7 @@ mod store_location;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod usage;
 mod worker;
 
 pub use self::{

@@ -231,7 +231,7 @@ pub(crate) struct ProcessSettings {
 /// A message of a process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FromProcess {
-    #[prost(oneof = "Event", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Event", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub(crate) event: Option<Event>,
 }
 
@@ -275,6 +275,10 @@ pub(crate) enum Event {
     /// The base, in the shared memory that comes with this message, of the snapshot that follows.
     #[prost(message, tag = "12")]
     SnapshotBase(SnapshotInfo),
+    /// What the lease has used in the end. The process's last message; of the report, only what was
+    /// used counts.
+    #[prost(message, tag = "13")]
+    Used(Report),
 }
 
 /// The uploads in a segment of shared memory.
@@ -298,6 +302,9 @@ pub(crate) struct Report {
     pub(crate) usage: std::collections::BTreeMap<u32, v1::DeviceUsage>,
     #[prost(message, repeated, tag = "3")]
     pub(crate) out_of_service: Vec<v1::OutOfService>,
+    /// What the lease has used of each device, as this process has counted it.
+    #[prost(btree_map = "uint32, message", tag = "4")]
+    pub(crate) used: std::collections::BTreeMap<u32, v1::UsageCounters>,
 }
 
 /// The devices that can be opened, and those that cannot.

@@ -179,7 +179,7 @@ impl Registration {
         tokio::select! {
             ended = self.serve(&messages, &mut commands, period, is_leaving) => ended,
             () = wait_for_stage(&mut leave, LeaveStage::Leaving) => {
-                report_left(messages, &mut commands).await;
+                report_left(messages, self.heartbeat(), &mut commands).await;
                 RegistrationEnd::Left
             }
         }
@@ -263,7 +263,10 @@ impl Registration {
                 let leases = command.lease_ids.into_iter().map(LeaseId);
                 self.host.drop_stored(leases.collect());
             }
-            worker_command::Body::Time(time) => self.host.set_time(time.time_ms),
+            worker_command::Body::Time(time) => {
+                self.host.set_time(time.time_ms);
+                self.host.usage_recorded(&time.usage_recorded);
+            }
             worker_command::Body::Registered(_) => {}
         }
         None
@@ -276,6 +279,7 @@ impl Registration {
             kept: self.host.kept_leases(),
             interrupted: self.host.interrupted_leases(),
             in_store: self.host.leases_in_store().iter().map(|it| it.0).collect(),
+            leases: self.host.lease_usage(),
         }
     }
 
@@ -384,12 +388,14 @@ impl Registration {
 }
 
 /// Reports to the scheduler that the worker left, and waits until the scheduler closes the
-/// stream.
+/// stream. `last` has what leases have used since the last heartbeat.
 async fn report_left(
     messages: mpsc::Sender<WorkerMessage>,
+    last: Heartbeat,
     commands: &mut Streaming<WorkerCommand>,
 ) {
     let noted = async {
+        let _ = messages.send(message(Body::Heartbeat(last))).await;
         let _ = messages.send(message(Body::Left(Left {}))).await;
         drop(messages);
         while let Ok(Some(_)) = commands.message().await {}

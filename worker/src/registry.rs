@@ -8,7 +8,7 @@ mod restore;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, atomic::AtomicU64},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -39,6 +39,7 @@ use crate::{
     op_progress::Signals,
     restart::{DeviceUse, LostDevice, first_lost_device},
     session::{DeviceContext, Session, Track},
+    usage::{Meters, ledger::UsageLedger},
 };
 
 /// How long a session outlives its last connection. Longer than the lease expiry, so that a
@@ -64,6 +65,8 @@ pub(crate) struct Registry {
     /// Notified when there is something to report to the scheduler.
     reports: Notify,
     lease_tokens: LeaseTokens,
+    /// What leases have used. Locked only briefly.
+    usage: Mutex<UsageLedger>,
     op_timeout: Duration,
     /// See [`SnapshotStores::epoch`].
     epoch: u64,
@@ -133,11 +136,12 @@ impl Registry {
             let signals = Signals::new(worker_name.clone(), op_timeout, wake.clone());
             #[cfg(target_os = "linux")]
             let signals = signals.with_record(op_records.remove(&index));
+            let memory = DeviceMemory::new(opened.found.memory_bytes);
             let device_context = DeviceContext {
-                memory: DeviceMemory::new(opened.found.memory_bytes),
+                meters: Meters::new(&memory),
+                memory,
                 queue: executor.queue().clone(),
                 signals,
-                ops: Arc::new(AtomicU64::new(0)),
                 runtime: runtime.clone(),
                 blobs: blobs.clone(),
                 kept_bytes,
@@ -158,6 +162,7 @@ impl Registry {
             released: Mutex::default(),
             reports: Notify::new(),
             lease_tokens: LeaseTokens::new(worker_id),
+            usage: Mutex::default(),
             worker_id,
             op_timeout,
             epoch: snapshot_stores.as_ref().map_or(0, |stores| stores.epoch),
@@ -265,6 +270,9 @@ impl Registry {
             let here = sessions.iter().filter(|s| s.grant.device_index == *index);
             let outcome = device_slot.check(now, &here.collect::<Vec<_>>());
             let is_reportable = outcome.has_changed || !outcome.released.is_empty();
+            for lease in &outcome.released {
+                self.count_released(now, *lease, *index);
+            }
             lock(&self.released).extend(outcome.released);
             if is_reportable {
                 self.reports.notify_one();

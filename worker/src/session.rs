@@ -80,6 +80,7 @@ use crate::{
     locks::lock,
     memory::DeviceMemory,
     op_progress::{OpProgress, Signals},
+    usage::Meters,
 };
 
 /// The device of a session, and what the session shares with the device's other sessions.
@@ -89,8 +90,8 @@ pub(crate) struct DeviceContext {
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) queue: Arc<RunQueue<Session>>,
     pub(crate) signals: Arc<Signals>,
-    /// Number of ops processed on the device for its latest lease, refused ops included.
-    pub(crate) ops: Arc<AtomicU64>,
+    /// Count what the device works, and what the session's lease uses of it.
+    pub(crate) meters: Meters,
     /// The runtime on which slow reads are awaited.
     pub(crate) runtime: Handle,
     /// Uploads kept from earlier sessions.
@@ -244,7 +245,12 @@ impl Session {
 
     /// Returns what the writer of `connection` is to do next.
     pub(crate) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
-        self.outbound.next_to_send(track, connection)
+        let next = self.outbound.next_to_send(track, connection);
+        if let Next::Frames(frames) = &next {
+            let bytes = frames.iter().flatten().map(Bytes::len);
+            self.device_context.meters.lease.add_moved(bytes.sum());
+        }
+        next
     }
 
     /// Returns the ping of a track's channel; see [`channel::Channel::ping`].
@@ -273,6 +279,7 @@ impl Session {
         // Locked until the work is queued, so that a later connection's reader cannot
         // queue its frames before this one.
         let _reader = self.outbound.lock_reader(track);
+        self.device_context.meters.lease.add_moved(frame.len());
         let (received, has_room) = self.outbound.receive(track, connection, frame)?;
         if has_room {
             self.schedule(self.work_queue.unblock());
@@ -336,8 +343,10 @@ impl Session {
             self.pass_on(ready);
             if let Some(in_flight) = in_flight {
                 let session = self.clone();
+                let work = self.device_context.meters.begin(Instant::now());
                 self.device_context.runtime.spawn(async move {
                     let request = session.with_op_timeout(in_flight).await;
+                    drop(work);
                     session.pass_on(vec![request]);
                     session.send_peer_requests();
                     session.schedule(session.work_queue.unblock());
@@ -350,6 +359,8 @@ impl Session {
     fn pass_on(&self, requests: Vec<runner::Request>) {
         // After the end, the cohort notifies the peers that the session has ended.
         if !self.work_queue.is_ending() {
+            let bytes = requests.iter().map(runner::Request::size_bytes);
+            self.device_context.meters.lease.add_moved(bytes.sum());
             pass_on(requests, &self.cohort, self.lease_rank);
         }
     }
@@ -455,6 +466,10 @@ impl Session {
 
 impl Member for Session {
     fn deliver(self: Arc<Self>, ticket: u64, outcome: Outcome) {
+        if let Ok(received) = &outcome {
+            let bytes = received.size_bytes();
+            self.device_context.meters.lease.add_moved(bytes);
+        }
         self.schedule(self.work_queue.push_outcome(ticket, outcome));
     }
 }

@@ -18,6 +18,7 @@
 //!   ended.
 //! - `keeper` has the snapshots that other workers send to this one, and those of suspended leases.
 //!   `handover` sends the latter to another worker when this one drains.
+//! - `lease_usage` counts what leases use of the devices.
 //! - `lease_cgroups` bounds the memory of each process.
 //! - `kept_uploads` has the uploads of ended sessions, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
@@ -36,6 +37,7 @@ mod kept_uploads;
 mod kernels;
 mod lease_cgroups;
 mod lease_queues;
+mod lease_usage;
 mod pending_marks;
 mod process;
 mod process_run;
@@ -102,6 +104,7 @@ use crate::{
     locks::lock,
     process_message::{DeviceName, End, Event, OfferedDevice, ProcessSettings, Start, Task},
     start::SWEEP_INTERVAL,
+    usage::ledger::UsageLedger,
 };
 
 /// Number of devices for which a worker keeps the snapshots of others at least: each snapshot is an open
@@ -165,6 +168,8 @@ pub(crate) struct Supervisor {
     stored_leases: Mutex<StoredLeases>,
     handovers: Mutex<Handovers>,
     lease_tokens: LeaseTokens,
+    /// Locked last.
+    usage: Mutex<UsageLedger>,
     scheduler: Mutex<SchedulerView>,
     /// Work for [`run`](Self::run).
     jobs: mpsc::Sender<Job>,
@@ -231,6 +236,7 @@ impl Supervisor {
             stored_leases: Mutex::default(),
             handovers: Mutex::default(),
             lease_tokens: LeaseTokens::new(settings.worker_id),
+            usage: Mutex::default(),
             scheduler: Mutex::default(),
             jobs,
             released: Mutex::default(),
@@ -325,6 +331,7 @@ impl Supervisor {
                 }
             }
             Action::Forget(lease) => {
+                lock(&self.usage).released(Instant::now(), lease);
                 lock(&self.interrupted).remove(&lease);
                 self.put_snapshots_away(lease);
                 let forgotten = lock(&self.leases).remove(&lease);
@@ -411,6 +418,7 @@ impl Supervisor {
         if lock(&self.table).route(lease) == Route::Unknown {
             lock(&self.leases).remove(&lease);
         }
+        self.count_granted(granted);
         self.announced.notify_waiters();
     }
 

@@ -116,7 +116,10 @@ pub(super) fn drop_stored(leases: &[LeaseId]) -> WorkerCommand {
 
 /// Builds the command that carries the scheduler's time.
 pub(super) fn time(now: UnixMillis) -> WorkerCommand {
-    worker_command(worker_command::Body::Time(v1::Time { time_ms: now.0 }))
+    worker_command(worker_command::Body::Time(v1::Time {
+        time_ms: now.0,
+        ..v1::Time::default()
+    }))
 }
 
 fn worker_command(body: worker_command::Body) -> WorkerCommand {

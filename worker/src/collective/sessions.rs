@@ -31,6 +31,16 @@ pub(crate) enum ReceivedValue {
     Taken(Value),
 }
 
+impl ReceivedValue {
+    /// Returns the bytes of the value.
+    pub(crate) fn size_bytes(&self) -> usize {
+        match self {
+            Self::Reduced(bytes) => bytes.len(),
+            Self::Taken(value) => value.bytes.len(),
+        }
+    }
+}
+
 /// The sessions of a cohort on this worker, by lease rank.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<u32, Weak<dyn Member>>>);

@@ -1,6 +1,6 @@
 //! Tests with a real executor and a device that the test breaks and repairs.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::time::Duration;
 
 use burn_backend::{ExecutionError, TensorData};
 use burn_flex::{Flex, FlexDevice};
@@ -14,6 +14,7 @@ use crate::{
     custom::CustomOps,
     memory::DeviceMemory,
     op_progress::Signals,
+    usage::Meters,
 };
 
 const LEASE: LeaseId = LeaseId(7);
@@ -110,12 +111,13 @@ fn flex() -> Arc<dyn Device> {
 fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
     let executor = Executor::start(0, Default::default()).unwrap();
     let limit = Duration::from_secs(60);
+    let memory = DeviceMemory::new(1 << 20);
     let device_context = DeviceContext {
         device,
-        memory: DeviceMemory::new(1 << 20),
+        meters: Meters::new(&memory),
+        memory,
         queue: executor.queue().clone(),
         signals: Signals::new("w".into(), limit, Arc::default()),
-        ops: Arc::new(AtomicU64::new(0)),
         runtime: Handle::current(),
         blobs: BlobStore::new(0),
         kept_bytes: 0,
@@ -167,7 +169,7 @@ async fn failed_device_is_out_of_service_until_a_probe_passes() {
         let reason = device_slot.out_of_service().expect("it is out of service");
         assert!(reason.contains(words), "{mode:?}: {reason}");
         assert_eq!(
-            device_slot.open(LeaseId(8)),
+            device_slot.open(LeaseId(8)).map(drop),
             Err(format!(
                 "device 3 of this worker is out of service: {reason}"
             ))

@@ -206,7 +206,7 @@ impl LeaseRun {
                 _ = registry.wait_for_reports() => {}
                 () = registry.wait_for_session() => {}
             }
-            let report = report(&registry);
+            let report = report(&registry, self.lease);
             if report != reported {
                 channel.send(Event::Report(report.clone())).await?;
                 reported = report;
@@ -258,7 +258,8 @@ impl LeaseRun {
         while let Ok(segment) = self.segments.try_recv() {
             send_uploads(&mut channel, &segment).await?;
         }
-        Ok(())
+        let used = report(&self.registry, self.lease);
+        channel.send(Event::Used(used)).await
     }
 }
 
@@ -372,8 +373,9 @@ fn live_bytes(report: &Report) -> u64 {
     live_bytes.fold(0, u64::saturating_add)
 }
 
-fn report(registry: &Registry) -> Report {
+fn report(registry: &Registry, lease: LeaseId) -> Report {
     Report {
+        used: registry.used_by(lease),
         live_sessions: registry.live_session_count() as u32,
         usage: registry.usage_by_device(),
         out_of_service: registry.out_of_service(),

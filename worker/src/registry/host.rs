@@ -3,14 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Instant,
 };
 
 use tensord_proto::{
     grant::number,
     ids::LeaseId,
-    v1::{DeviceGrant, DeviceUsage, Error, ErrorCode, HeldDevice, LeaseGranted, OutOfService},
+    v1::{
+        DeviceGrant, DeviceUsage, Error, ErrorCode, GrantUsage, HeldDevice, LeaseGranted,
+        OutOfService, UsageCounters,
+    },
 };
 
 use super::Registry;
@@ -43,6 +46,7 @@ impl LeaseHost for Registry {
                 grant: number(device_grant.grant),
             };
             let earlier = lock(&self.admission).granted(claim);
+            lock(&self.usage).granted(Instant::now(), claim.lease, device_grant);
             if let Some(earlier) = earlier {
                 self.end_superseded(earlier, claim.device);
             }
@@ -116,6 +120,19 @@ impl LeaseHost for Registry {
         self.usage_by_device().into_values().collect()
     }
 
+    fn lease_usage(&self) -> Vec<GrantUsage> {
+        let now = Instant::now();
+        let held = lock(&self.usage).held();
+        for (lease, device) in held {
+            self.count(now, lease, device);
+        }
+        lock(&self.usage).usage(now)
+    }
+
+    fn usage_recorded(&self, grants: &[DeviceGrant]) {
+        lock(&self.usage).recorded(grants);
+    }
+
     fn wait_for_reports(&self) -> Pin<Box<dyn Future<Output = Vec<LeaseId>> + Send + '_>> {
         Box::pin(async {
             self.reports.notified().await;
@@ -127,12 +144,14 @@ impl LeaseHost for Registry {
 impl Registry {
     /// Returns the usage of each device, by its index.
     pub(crate) fn usage_by_device(&self) -> BTreeMap<u32, DeviceUsage> {
+        let now = Instant::now();
         let usage = |(&index, device_slot): (&u32, &DeviceSlot)| {
             let usage = DeviceUsage {
                 sessions: 0,
                 live_bytes: device_slot.device_context.memory.live_bytes(),
                 reserved_bytes: device_slot.reserved_bytes(),
-                ops_executed: device_slot.device_context.ops.load(Ordering::Relaxed),
+                ops_executed: device_slot.ops(),
+                busy_us: device_slot.busy_us(now),
             };
             (index, usage)
         };
@@ -145,5 +164,29 @@ impl Registry {
             }
         }
         usage
+    }
+
+    /// Returns what `lease` has used of each device in this process.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn used_by(&self, lease: LeaseId) -> BTreeMap<u32, UsageCounters> {
+        let now = Instant::now();
+        let devices = self.device_slots.iter();
+        let used = devices.map(|(&index, device)| (index, device.used_by(lease, now).used));
+        used.collect()
+    }
+
+    /// Has the ledger know what a lease has used of a device up to `now`.
+    fn count(&self, now: Instant, lease: LeaseId, device: u32) {
+        if let Some(device_slot) = self.device_slots.get(&device) {
+            let counters = device_slot.used_by(lease, now);
+            let memory_bytes = device_slot.device_context.memory.capacity_bytes();
+            lock(&self.usage).reported(now, lease, device, memory_bytes, counters);
+        }
+    }
+
+    /// Records that a device is released from a lease.
+    pub(super) fn count_released(&self, now: Instant, lease: LeaseId, device: u32) {
+        self.count(now, lease, device);
+        lock(&self.usage).release_device(now, lease, device);
     }
 }

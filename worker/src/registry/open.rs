@@ -107,7 +107,7 @@ impl Registry {
             }
             Entry::Vacant(entry) => {
                 let device_slot = &self.device_slots[&index];
-                device_slot
+                let device_context = device_slot
                     .open(lease)
                     .map_err(|reason| Error::new(ErrorCode::Limit, reason))?;
                 let grant = Grant {
@@ -117,7 +117,6 @@ impl Registry {
                 };
                 let cohort = self.cohorts.get_or_create(lease, open, claims);
                 let key = SnapshotKey::from_message(&open.snapshot_key);
-                let device_context = device_slot.device_context.clone();
                 let session = Session::new(id, grant, begin, key, device_context, cohort)?;
                 info!(session = %id, %lease, device = index, "session opened");
                 self.opened.notify_one();

@@ -44,6 +44,7 @@ use crate::{
         attachment::{Attachment, restore_point},
     },
     supervisor::snapshots::{Refused, SnapshotBounds, SnapshotFiles, Snapshots},
+    usage::Meters,
 };
 
 const LEASE: LeaseId = LeaseId(1);
@@ -359,12 +360,13 @@ impl SimulatedProcess {
         let queue = Arc::<RunQueue<Session>>::default();
         let device = |_| {
             let keeper = Arc::new(HeldSnapshot::default());
+            let memory = DeviceMemory::new(capacity_bytes);
             let device_context = DeviceContext {
                 device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
-                memory: DeviceMemory::new(capacity_bytes),
+                meters: Meters::new(&memory),
+                memory,
                 queue: queue.clone(),
                 signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
-                ops: Arc::default(),
                 runtime: runtime.handle().clone(),
                 blobs: BlobStore::new(0),
                 kept_bytes: KEPT_BYTES,

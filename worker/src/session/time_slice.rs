@@ -1,7 +1,7 @@
 //! A session's turn on its device. A turn executes queued work and queues the replies.
 //! It ends when its time is over, or when the session has no work or must wait.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{sync::Arc, time::Instant};
 
 use burn_ir::TensorIr;
 use tensord_proto::{
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     executor::{TimeSliceEnd, TimeSliced},
     locks::lock,
+    usage::Work as DeviceWork,
 };
 
 impl TimeSliced for Session {
@@ -38,6 +39,10 @@ impl TimeSliced for Session {
         }
         self.op_progress.end_step();
         end.unwrap_or(TimeSliceEnd::Parked)
+    }
+
+    fn begin_work(&self, now: Instant) -> DeviceWork {
+        self.device_context.meters.begin(now)
     }
 
     fn end_after_panic(self: &Arc<Self>) {
@@ -74,8 +79,7 @@ impl<'a> TimeSlice<'a> {
         self.wake_writer();
         self.send_requests(true);
         let ops = self.runner.ops_seen() - before;
-        let total = &self.session.device_context.ops;
-        total.fetch_add(ops, Ordering::Relaxed);
+        self.session.device_context.meters.lease.add_ops(ops);
         end
     }
 
@@ -223,10 +227,12 @@ impl<'a> TimeSlice<'a> {
             } => {
                 self.session.work_queue.begin_read(bytes);
                 let session = self.session.clone();
+                let device_work = session.device_context.meters.begin(Instant::now());
                 // The task ends when the device has read the value. The session may have
                 // ended by then.
                 self.session.device_context.runtime.spawn(async move {
                     let read = session.with_op_timeout(read).await;
+                    drop(device_work);
                     let result = read.map_err(|e| context.fault(FaultKind::Backend, e.reason()));
                     if !session.has_ended() {
                         session.outbound.queue_value(request, result);

@@ -7,8 +7,8 @@ use tensord_proto::{
     ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        DeviceGrant, DeviceUsage, Error, HeldDevice, InterruptedLease, KeepSnapshots, KeptLease,
-        LeaseGranted, OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, InterruptedLease, KeepSnapshots,
+        KeptLease, LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -245,7 +245,19 @@ impl LeaseHost for Supervisor {
                 }
             }
         }
+        let ledger = lock(&self.usage);
+        for (device, usage) in (0..).zip(&mut usage) {
+            usage.busy_us = ledger.device_busy_us(device);
+        }
         usage
+    }
+
+    fn lease_usage(&self) -> Vec<GrantUsage> {
+        lock(&self.usage).usage(Instant::now())
+    }
+
+    fn usage_recorded(&self, grants: &[DeviceGrant]) {
+        lock(&self.usage).recorded(grants);
     }
 
     fn out_of_service(&self) -> Vec<OutOfService> {

@@ -200,6 +200,7 @@ impl ProcessRun<'_> {
             }
             Event::Report(report) => {
                 let mut report = self.plausible(report);
+                supervisor.count(self.lease, &report);
                 self.has_had_sessions |= report.live_sessions > 0;
                 if !self.has_had_sessions {
                     report.live_sessions = 1;
@@ -213,6 +214,7 @@ impl ProcessRun<'_> {
                     supervisor.reports.notify_one();
                 }
             }
+            Event::Used(report) => supervisor.count(self.lease, &self.plausible(report)),
             Event::RequestTurn(device) if self.devices.contains(&device) => {
                 let lease = self.lease;
                 supervisor.update_turns(|turns, now| turns.request(now, lease, device));
@@ -246,6 +248,9 @@ impl ProcessRun<'_> {
     fn plausible(&self, mut report: Report) -> Report {
         report
             .usage
+            .retain(|device, _| self.devices.contains(device));
+        report
+            .used
             .retain(|device, _| self.devices.contains(device));
         report
             .out_of_service

@@ -80,6 +80,7 @@ impl Supervisor {
             }
         };
         let ended = self.serve_process(prepared, queues, restarts, copies).await;
+        lock(&self.usage).process_exited(Instant::now(), lease);
         let ProcessEnd { how, ops, has_died } = ended;
         self.update_turns(|turns, now| turns.remove(now, lease));
         let worker = &self.settings.worker_name;

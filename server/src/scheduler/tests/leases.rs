@@ -168,6 +168,7 @@ async fn status_shows_last_reported_usage() {
         live_bytes: 4096,
         reserved_bytes: Some(8192),
         ops_executed: 99,
+        busy_us: 7,
     };
     // A report with too many devices, and one with too few, do no harm.
     let heartbeat = |usage| {

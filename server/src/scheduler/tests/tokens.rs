@@ -223,6 +223,7 @@ async fn tenants_cannot_see_each_other() {
         live_bytes: 3,
         ops_executed: 4,
         reserved_bytes: Some(5),
+        busy_us: 6,
     };
     let usage = Heartbeat {
         usage: vec![usage; 3],

@@ -22,6 +22,17 @@ pub(crate) enum Request {
     InFlight(DynFut<Request>),
 }
 
+impl Request {
+    /// Returns the bytes of the tensor that the request passes on.
+    pub(crate) fn size_bytes(&self) -> usize {
+        match self {
+            Self::Call(call) => call.bytes.len(),
+            Self::Offer(_, offer) => offer.value.as_ref().map_or(0, |value| value.bytes.len()),
+            Self::Take(..) | Self::InFlight(_) => 0,
+        }
+    }
+}
+
 /// Requests that have not been passed on.
 pub(super) struct RequestBucket {
     requests: Vec<Request>,

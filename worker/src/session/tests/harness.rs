@@ -31,6 +31,7 @@ use crate::{
     custom::CustomOps,
     executor::{TimeSliceEnd, TimeSliced},
     op_progress::Signals,
+    usage::Meters,
 };
 
 pub(super) const CAPACITY: u64 = 1 << 30;
@@ -89,7 +90,7 @@ impl SessionHarness {
             memory: memory.clone(),
             queue: queue.clone(),
             signals: Signals::new("bench".into(), OP_TIMEOUT, Arc::default()),
-            ops: Arc::default(),
+            meters: Meters::new(&memory),
             runtime: runtime.handle().clone(),
             blobs: blobs.clone(),
             kept_bytes: KEPT,

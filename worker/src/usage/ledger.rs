@@ -1,0 +1,210 @@
+//! What leases have used of a worker's devices, for the scheduler.
+//!
+//! A pure data structure: the time is an argument. The counters of a grant never fall. A lease may
+//! run in one process after the other, each of which counts from zero; the ledger adds them up. The
+//! counters of a released grant are kept until the scheduler has them on disk, so that it loses
+//! none when it, or the connection to it, ends in between.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use tensord_proto::{
+    grant::{GrantNumber, number},
+    ids::LeaseId,
+    v1::{DeviceGrant, GrantUsage, UsageCounters},
+};
+
+use super::micros;
+
+/// Most released grants that are kept for the scheduler. It records them within seconds, and while
+/// it is unreachable there are no new leases.
+const MAX_RELEASED: usize = 1024;
+
+/// What one process has counted of a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ProcessCounters {
+    /// What the lease has used, by the lease's meter.
+    pub(crate) used: UsageCounters,
+    /// How long the device has worked, by its own meter.
+    pub(crate) device_busy_us: u64,
+}
+
+/// A grant that is not released.
+#[derive(Debug)]
+struct HeldGrant {
+    number: GrantNumber,
+    since: Instant,
+    /// The sum of the lease's processes that have exited.
+    exited: UsageCounters,
+    /// The latest report of the process that runs.
+    current: ProcessCounters,
+    /// When that process began to count.
+    process_since: Instant,
+}
+
+/// What leases have used of a worker's devices.
+#[derive(Debug, Default)]
+pub(crate) struct UsageLedger {
+    held: BTreeMap<(LeaseId, u32), HeldGrant>,
+    released: VecDeque<GrantUsage>,
+    /// How long each device has worked in processes that have exited.
+    device_busy_us: BTreeMap<u32, u64>,
+}
+
+impl UsageLedger {
+    /// Records that a lease has a device. Does nothing if the ledger knows this grant.
+    pub(crate) fn granted(&mut self, now: Instant, lease: LeaseId, grant: &DeviceGrant) {
+        let (device, number) = (grant.device_index, number(grant.grant));
+        let known = self.held.get(&(lease, device));
+        if known.is_some_and(|known| known.number == number) {
+            return;
+        }
+        self.release_device(now, lease, device);
+        let held = HeldGrant {
+            number,
+            since: now,
+            exited: UsageCounters::default(),
+            current: ProcessCounters::default(),
+            process_since: now,
+        };
+        self.held.insert((lease, device), held);
+    }
+
+    /// Records what the process of a lease has counted so far. It is not trusted: its counters do
+    /// not fall, it cannot have used a device for longer than it has had it, nor have held more
+    /// than its memory.
+    pub(crate) fn reported(
+        &mut self,
+        now: Instant,
+        lease: LeaseId,
+        device: u32,
+        memory_bytes: u64,
+        counters: ProcessCounters,
+    ) {
+        let Some(held) = self.held.get_mut(&(lease, device)) else {
+            return;
+        };
+        let elapsed = now.saturating_duration_since(held.process_since);
+        let most_us = micros(elapsed);
+        let ProcessCounters {
+            used,
+            device_busy_us,
+        } = counters;
+        let most_byte_seconds = most_byte_seconds(memory_bytes, elapsed);
+        let current = &mut held.current;
+        current.used = UsageCounters {
+            held_us: 0,
+            busy_us: used.busy_us.min(most_us).max(current.used.busy_us),
+            byte_seconds: used
+                .byte_seconds
+                .min(most_byte_seconds)
+                .max(current.used.byte_seconds),
+            moved_bytes: used.moved_bytes.max(current.used.moved_bytes),
+            ops: used.ops.max(current.used.ops),
+        };
+        current.device_busy_us = device_busy_us.min(most_us).max(current.device_busy_us);
+    }
+
+    /// Records that the process of a lease has exited. The next one counts from zero.
+    pub(crate) fn process_exited(&mut self, now: Instant, lease: LeaseId) {
+        for (&(_, device), held) in self.held.range_mut((lease, 0)..=(lease, u32::MAX)) {
+            let counted = std::mem::take(&mut held.current);
+            held.exited = sum(&held.exited, &counted.used);
+            held.process_since = now;
+            let device_busy_us = self.device_busy_us.entry(device).or_default();
+            *device_busy_us = device_busy_us.saturating_add(counted.device_busy_us);
+        }
+    }
+
+    /// Records that the devices of a lease are released.
+    pub(crate) fn released(&mut self, now: Instant, lease: LeaseId) {
+        self.process_exited(now, lease);
+        let devices = self.held.range((lease, 0)..=(lease, u32::MAX));
+        let devices: Vec<_> = devices.map(|((_, device), _)| *device).collect();
+        for device in devices {
+            self.release_device(now, lease, device);
+        }
+    }
+
+    /// Records that one device of a lease is released.
+    pub(crate) fn release_device(&mut self, now: Instant, lease: LeaseId, device: u32) {
+        if let Some(held) = self.held.remove(&(lease, device)) {
+            let busy_us = self.device_busy_us.entry(device).or_default();
+            *busy_us = busy_us.saturating_add(held.current.device_busy_us);
+            if self.released.len() >= MAX_RELEASED {
+                self.released.pop_front();
+            }
+            let released = held.usage(now, lease, device, true);
+            self.released.push_back(released);
+        }
+    }
+
+    /// Forgets released grants, which the scheduler has on disk.
+    pub(crate) fn recorded(&mut self, grants: &[DeviceGrant]) {
+        if grants.is_empty() {
+            return;
+        }
+        self.released.retain(|released| {
+            let grant = released.grant.as_ref();
+            !grant.is_some_and(|grant| grants.contains(grant))
+        });
+    }
+
+    /// Returns the leases that have a device each, and which.
+    pub(crate) fn held(&self) -> Vec<(LeaseId, u32)> {
+        self.held.keys().copied().collect()
+    }
+
+    /// Returns what leases have used up to `now`.
+    pub(crate) fn usage(&self, now: Instant) -> Vec<GrantUsage> {
+        let held = self.held.iter();
+        let held = held.map(|(&(lease, device), held)| held.usage(now, lease, device, false));
+        held.chain(self.released.iter().copied()).collect()
+    }
+
+    /// Returns how long a device has worked in all processes.
+    pub(crate) fn device_busy_us(&self, device: u32) -> u64 {
+        let exited = self.device_busy_us.get(&device).copied();
+        let on_device = self.held.iter().filter(|((_, index), _)| *index == device);
+        let current = on_device.map(|(_, held)| held.current.device_busy_us);
+        current.fold(exited.unwrap_or_default(), u64::saturating_add)
+    }
+}
+
+impl HeldGrant {
+    fn usage(&self, now: Instant, lease: LeaseId, device: u32, released: bool) -> GrantUsage {
+        let held_us = micros(now.saturating_duration_since(self.since));
+        let used = sum(&self.exited, &self.current.used);
+        GrantUsage {
+            lease_id: lease.0,
+            grant: Some(DeviceGrant {
+                device_index: device,
+                grant: Some(self.number.into()),
+            }),
+            used: Some(UsageCounters { held_us, ..used }),
+            released,
+        }
+    }
+}
+
+/// Returns the sum of two processes' counters.
+fn sum(a: &UsageCounters, b: &UsageCounters) -> UsageCounters {
+    UsageCounters {
+        held_us: 0,
+        busy_us: a.busy_us.saturating_add(b.busy_us),
+        byte_seconds: a.byte_seconds.saturating_add(b.byte_seconds),
+        moved_bytes: a.moved_bytes.saturating_add(b.moved_bytes),
+        ops: a.ops.saturating_add(b.ops),
+    }
+}
+
+/// Returns the bytes over time of a full device.
+fn most_byte_seconds(memory_bytes: u64, elapsed: Duration) -> u64 {
+    let most = u128::from(memory_bytes) * elapsed.as_millis() / 1000;
+    most.try_into().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
