@@ -13,7 +13,7 @@ use crate::{
     failure::Failure,
     scheduler::{
         Access, Enrolment, LeaseRecords, Options, PastUseFile, RedbTenants, Role, Scheduler,
-        Tenants,
+        Tenants, UsageLog,
     },
     state::{SchedulerLock, StateDir},
 };
@@ -56,6 +56,7 @@ impl LocalPool {
         options.engine.half_life = config.half_life;
         options.engine.reserve_after = config.reserve_after;
         options.past_use = Some(PastUseFile::open(&state)?);
+        options.usage = Some(UsageLog::open(&state)?);
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
         let enrolment = Enrolment::open(&state)?;
         let tenants = Tenants::open(Box::new(RedbTenants::open(&state)?), &access)?;

@@ -24,6 +24,7 @@ mod renewals;
 mod service;
 mod stream;
 mod tenants;
+mod usage;
 mod view;
 mod worker_commands;
 mod worker_events;
@@ -40,7 +41,7 @@ use tonic::service::{Routes, interceptor::InterceptedService};
 
 use self::{
     access::UnixMillis,
-    driver::{Driver, Input},
+    driver::{Driver, Input, Logs},
     lease_records::OpenRecords,
     service::{Service, Shared},
 };
@@ -50,6 +51,7 @@ pub(crate) use self::{
     lease_records::LeaseRecords,
     past_use::PastUseFile,
     tenants::{RedbTenants, TenantChange, TenantError, Tenants, policy_of},
+    usage::UsageLog,
 };
 use crate::{audit::Audit, config::MAX_POOL_FILE_BYTES, state::PoolSecrets};
 
@@ -85,6 +87,8 @@ pub(crate) struct Options {
     pub(crate) audit: Audit,
     /// Where what tenants have had is kept, if it is.
     pub(crate) past_use: Option<PastUseFile>,
+    /// Where what leases use is kept, if it is.
+    pub(crate) usage: Option<UsageLog>,
 }
 
 /// Intervals and timeouts of streams.
@@ -124,6 +128,7 @@ impl Options {
             timing: Timing::default(),
             audit: Audit::disabled(),
             past_use: None,
+            usage: None,
         }
     }
 }
@@ -182,6 +187,7 @@ impl Scheduler {
             timing,
             audit,
             past_use,
+            usage,
         } = options;
         let failed = |source| StartError::Listen { listen, source };
         let tcp = TcpListener::bind(listen).await.map_err(failed)?;
@@ -209,7 +215,10 @@ impl Scheduler {
             records.records,
             secrets.signer,
             registries.clone(),
-            audit.clone(),
+            Logs {
+                audit: audit.clone(),
+                usage: usage.clone(),
+            },
             timing,
         );
         let shared = Shared {
@@ -219,6 +228,7 @@ impl Scheduler {
             lease_key,
             driver: driver.clone(),
             audit,
+            usage,
         };
         let shared = Arc::new(shared);
         let service = Service(shared.clone());

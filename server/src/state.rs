@@ -14,6 +14,7 @@
 //! | `tokens.json` | every token's hash, role, tenant and limits |
 //! | `tenants.redb` | the tenants, with their guarantees, limits and weights (`crate::scheduler`) |
 //! | `leases.redb` | durable leases, and who has their snapshots (`crate::scheduler`) |
+//! | `usage.redb` | what leases have used, by tenant and user (`crate::scheduler`) |
 //! | `workers.json` | the workers that may join, and the devices they may offer |
 //! | `worker-NAME.pem` | the certificate and key of a worker on this host |
 //! | `pool-url` | the pool's URL, without a token |
@@ -99,7 +100,7 @@ pub(crate) enum StateError {
         /// What is wrong with the content.
         reason: String,
     },
-    /// The records of leases, or those of tenants, cannot be opened.
+    /// The records of leases, of tenants or of usage cannot be opened.
     #[error("cannot open {}: {reason}", path.display())]
     Records {
         /// The file.

@@ -49,6 +49,8 @@ pub(crate) struct AuthContext {
     pub(super) token: Arc<str>,
     /// The token's tenant.
     pub(super) tenant: Arc<str>,
+    /// The token's user; may be empty.
+    pub(super) user: Arc<str>,
     /// The token's role.
     pub(super) role: Role,
     hash: blake3::Hash,
@@ -61,6 +63,7 @@ impl AuthContext {
         Self {
             token: token.into(),
             tenant: DEFAULT_TENANT.into(),
+            user: "".into(),
             role: Role::Client,
             hash: blake3::hash(token.as_bytes()),
         }
@@ -158,6 +161,7 @@ impl Access {
         Ok(AuthContext {
             token: token.name.as_str().into(),
             tenant: token.tenant.as_str().into(),
+            user: token.user.as_str().into(),
             role: token.role,
             hash,
         })

@@ -1,8 +1,10 @@
 //! The admin service: it creates, lists, rotates and revokes tokens, adds, changes, lists, removes and
-//! applies tenants, lists, drains and removes workers, lists, moves, suspends and resumes leases, and lists what
-//! waits, while the pool runs.
+//! applies tenants, lists, drains and removes workers, lists, moves, suspends and resumes leases, lists what
+//! waits, and sums up usage, while the pool runs.
 
 mod apply;
+mod token_messages;
+mod usage;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,17 +16,18 @@ use tensord_proto::v1::{
     ListWaitingRequest, ListWorkersRequest, MadeToken, MoveLeaseRequest, MovedLease, PrioritySet,
     RemoveTenantRequest, RemoveWorkerRequest, RemovedTenant, RemovedWorker, ResumeLeaseRequest,
     ResumedLease, RevokeTokenRequest, Revoked, RotateTokenRequest, SetPriorityRequest,
-    SuspendLeaseRequest, SuspendedLease, TenantInfo, TenantList, TenantPlan, TokenInfo, TokenList,
-    WaitingList, admin_server::Admin,
+    SumUsageRequest, SuspendLeaseRequest, SuspendedLease, TenantInfo, TenantList, TenantPlan,
+    TokenList, UsageSums, WaitingList, admin_server::Admin,
 };
 use tensord_scheduler::TenantLimit;
-use tensord_transport::{Secret, control};
+use tensord_transport::control;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
+use self::token_messages::{info_of, made_token};
 use super::{
-    access::{Access, ChangeError, NewToken, Role, Token, TokenError, TokenState, UnixMillis},
+    access::{Access, ChangeError, NewToken, Role, Token, TokenError, UnixMillis},
     convert,
     driver::Input,
     service::Service,
@@ -347,6 +350,13 @@ impl Admin for Service {
     ) -> Result<Response<TenantPlan>, Status> {
         self.apply(request).await.map(Response::new)
     }
+
+    async fn sum_usage(
+        &self,
+        request: Request<SumUsageRequest>,
+    ) -> Result<Response<UsageSums>, Status> {
+        self.sum_up(request).await.map(Response::new)
+    }
 }
 
 /// Runs `work` on a thread that may block on the disk.
@@ -463,34 +473,4 @@ fn named_change(message: ChangeTenantRequest) -> (String, TenantChange) {
         }),
     };
     (message.name, change)
-}
-
-fn made_token((token, string): &(Token, Secret)) -> MadeToken {
-    MadeToken {
-        info: Some(info_of(token, UnixMillis::now())),
-        token: string.reveal().into(),
-    }
-}
-
-fn info_of(token: &Token, now: UnixMillis) -> TokenInfo {
-    let rotates = token.rotating_until(now);
-    let standing = match token.state_at(now) {
-        TokenState::Valid if rotates.is_some() => "rotating",
-        TokenState::Valid => "good",
-        TokenState::Closing(reason) | TokenState::Ended(reason) => reason.name(),
-    };
-    TokenInfo {
-        name: token.name.clone(),
-        role: token.role.to_string(),
-        tenant: token.tenant.clone(),
-        user: token.user.clone(),
-        note: token.note.clone(),
-        created_ms: token.created.0,
-        expires_ms: token.expires.map(|at| at.0),
-        uses: token.uses,
-        used: token.used,
-        standing: standing.into(),
-        rotates_ms: rotates.map(|at| at.0),
-        revoked_ms: token.revoked.map(|revoked| revoked.at.0),
-    }
 }

@@ -14,6 +14,7 @@ mod preparations;
 mod status;
 mod tenants;
 mod tokens;
+mod usage;
 mod waiting;
 mod workers;
 
@@ -57,6 +58,7 @@ use super::{
     renewals::Renewals,
     stream::OpenStream,
     tenants::Tenants,
+    usage::UsageLog,
 };
 use crate::audit::Audit;
 
@@ -96,6 +98,13 @@ enum Peer {
     Worker(WorkerId, StreamId),
 }
 
+/// Where the driver records what happens.
+pub(super) struct Logs {
+    pub(super) audit: Audit,
+    /// What leases use, if it is kept.
+    pub(super) usage: Option<UsageLog>,
+}
+
 /// The driver's state. See the module's documentation. It has many fields, as one task owns the
 /// streams of all peers and what is known of them.
 pub(super) struct Driver {
@@ -106,6 +115,7 @@ pub(super) struct Driver {
     enrolment: Arc<Enrolment>,
     tenants: Arc<Tenants>,
     audit: Audit,
+    usage: Option<UsageLog>,
     records: LeaseRecords,
     renewals: Renewals,
     gap_detector: GapDetector,
@@ -137,7 +147,7 @@ impl Driver {
         records: LeaseRecords,
         signer: LeaseSigner,
         registries: Registries,
-        audit: Audit,
+        logs: Logs,
         timing: Timing,
     ) -> (Self, mpsc::Sender<Input>) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
@@ -151,7 +161,8 @@ impl Driver {
             access,
             enrolment,
             tenants,
-            audit,
+            audit: logs.audit,
+            usage: logs.usage,
             engine,
             records,
             started: Instant::now(),

@@ -30,6 +30,7 @@ use super::{
     driver::{Input, JoiningWorker, credential_mismatch},
     enrolment::{Admitted, JoinRequest, Offer},
     stream::{self, AcceptedStream, OUTGOING_QUEUE},
+    usage::UsageLog,
     worker_events,
 };
 use crate::{
@@ -50,6 +51,7 @@ pub(super) struct Shared {
     pub(super) lease_key: Bytes,
     pub(super) driver: mpsc::Sender<Input>,
     pub(super) audit: Audit,
+    pub(super) usage: Option<UsageLog>,
 }
 
 impl Shared {

@@ -114,11 +114,11 @@ pub(super) fn drop_stored(leases: &[LeaseId]) -> WorkerCommand {
     }))
 }
 
-/// Builds the command that carries the scheduler's time.
-pub(super) fn time(now: UnixMillis) -> WorkerCommand {
+/// Builds the command that carries the scheduler's time, and the grants whose usage is on disk.
+pub(super) fn time(now: UnixMillis, usage_recorded: Vec<v1::DeviceGrant>) -> WorkerCommand {
     worker_command(worker_command::Body::Time(v1::Time {
         time_ms: now.0,
-        ..v1::Time::default()
+        usage_recorded,
     }))
 }
 

@@ -260,6 +260,7 @@ impl Driver {
             .record(granted.lease(lease).devices(devices.len()));
         let tenant = self.holders.tenant(client)?;
         self.announce_lease(lease, &devices, tenant, 0, &BTreeSet::new());
+        self.count_granted(client, lease, &devices);
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::granted(request, lease, devices, token))
     }
@@ -283,6 +284,7 @@ impl Driver {
             .record(moved.reason("it was granted devices to go on"));
         let tenant = self.holders.tenant(client)?;
         self.announce_lease(lease, &devices, tenant, epoch, load_stored);
+        self.count_granted(client, lease, &devices);
         let token = self.sign(client, lease, &devices)?;
         self.send(client, convert::moved(lease, devices, token))
     }

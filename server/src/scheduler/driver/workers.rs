@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tensord_proto::{
     ids::{LeaseId, PartId, WorkerId},
-    v1::{DeviceUsage, Error, ErrorCode, WorkerCommand, WorkerMessage, worker_message::Body},
+    v1::{
+        DeviceUsage, Error, ErrorCode, Heartbeat, WorkerCommand, WorkerMessage,
+        worker_message::Body,
+    },
 };
 use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, Outages, StreamId, WorkerEvent};
 use tracing::{debug, info, warn};
@@ -37,6 +40,8 @@ pub(super) struct JoinedWorker {
     name: String,
     /// The name of the token with which the worker enrolled.
     token: Arc<str>,
+    /// The kind of each device.
+    kinds: Vec<String>,
     /// The device usage that the worker last reported, by device index.
     usage: Vec<DeviceUsage>,
     /// The devices that the worker last reported as out of service.
@@ -115,10 +120,12 @@ impl Driver {
         };
         self.audit.record(joined.devices(devices));
         self.enrolment.set_live(&name, true);
+        let kinds = registration.devices.iter().map(|it| it.kind.clone());
         let member = JoinedWorker {
             open,
             name,
             token: admitted.token,
+            kinds: kinds.collect(),
             usage: Vec::new(),
             out_of_service: out_of_service.clone(),
         };
@@ -175,26 +182,12 @@ impl Driver {
         id: StreamId,
         message: WorkerMessage,
     ) {
-        let member = self.workers.get_mut(&worker);
+        let member = self.workers.get(&worker);
         let Some(member) = member.filter(|member| member.open.id == id) else {
             return; // The message is from a stream that was cut off or replaced.
         };
         let message = match message.body {
-            Some(Body::Heartbeat(heartbeat)) => {
-                member.usage = heartbeat.usage;
-                if let Err(error) = member.open.send(worker_commands::time(UnixMillis::now())) {
-                    return self.on_worker_disconnected(worker, id, Some(&error));
-                }
-                let devices = worker_events::outages(heartbeat.out_of_service);
-                let kept = worker_events::kept(worker, &heartbeat.kept, &heartbeat.in_store);
-                self.apply(event(worker, id, WorkerEvent::Heartbeat));
-                self.apply(event(worker, id, kept));
-                if !heartbeat.interrupted.is_empty() {
-                    let interrupted = worker_events::interrupted_leases(&heartbeat.interrupted);
-                    self.apply(event(worker, id, interrupted));
-                }
-                return self.out_of_service(worker, id, devices);
-            }
+            Some(Body::Heartbeat(heartbeat)) => return self.on_heartbeat(worker, id, heartbeat),
             Some(Body::Released(released)) => {
                 debug!(%worker, "worker {} released {released:?}", member.name);
                 worker_events::released(released)
@@ -215,6 +208,29 @@ impl Driver {
             }
         };
         self.apply(event(worker, id, message));
+    }
+
+    fn on_heartbeat(&mut self, worker: WorkerId, id: StreamId, heartbeat: Heartbeat) {
+        let Some(member) = self.workers.get(&worker) else {
+            return;
+        };
+        let recorded = self.count_reported(worker, &member.kinds, &heartbeat);
+        let time = worker_commands::time(UnixMillis::now(), recorded);
+        if let Err(error) = member.open.send(time) {
+            return self.on_worker_disconnected(worker, id, Some(&error));
+        }
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.usage = heartbeat.usage;
+        }
+        let devices = worker_events::outages(heartbeat.out_of_service);
+        let kept = worker_events::kept(worker, &heartbeat.kept, &heartbeat.in_store);
+        self.apply(event(worker, id, WorkerEvent::Heartbeat));
+        self.apply(event(worker, id, kept));
+        if !heartbeat.interrupted.is_empty() {
+            let interrupted = worker_events::interrupted_leases(&heartbeat.interrupted);
+            self.apply(event(worker, id, interrupted));
+        }
+        self.out_of_service(worker, id, devices);
     }
 
     /// Records which devices a worker cannot offer, and passes the set to the engine if it

@@ -1,0 +1,226 @@
+//! What leases use of the pool's devices, kept for accounts: by hour, tenant, user, lease and kind of
+//! device.
+//!
+//! Workers count, and report with each heartbeat the sums since a device was granted
+//! ([`GrantUsage`]). [`Accounts`] keeps the last report of each grant, so that what is new is counted
+//! once, and a scheduler that restarts goes on where the last one was: both the sums and the last
+//! reports are in `usage.redb`, and one transaction writes both. So a crash loses nothing that a worker
+//! still knows, and counts nothing twice. A worker forgets a released grant when its final report is on
+//! disk here.
+//!
+//! The devices' own count of their work, which knows no leases, is kept beside these sums, to check them.
+//!
+//! - `amount` has what is counted, and for whom.
+//! - `accounts` decides what a report adds to which sums, and when a worker may forget a grant.
+//! - `store` has the sums on disk: by hour at first, and later by day and without leases.
+//! - `totals` sums up records for administrators.
+//! - `writer` is the thread that writes and reads the store.
+
+mod accounts;
+mod amount;
+mod store;
+mod totals;
+mod writer;
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+};
+
+use tensord_proto::{
+    grant::number,
+    ids::{LeaseId, WorkerId},
+    v1::{DeviceGrant, GrantUsage},
+};
+use tensord_scheduler::LeasedDevice;
+use tokio::sync::oneshot;
+
+use self::{
+    accounts::{AccountKey, Accounts, Reported},
+    amount::Amount,
+    store::Store,
+    writer::{Shared, Writer},
+};
+pub(super) use self::{
+    amount::{Owner, Subject},
+    totals::{Query, Totals},
+};
+use super::access::UnixMillis;
+use crate::state::{StateDir, StateError};
+
+/// Most grants of which one heartbeat may report: more than a worker has and remembers.
+const MAX_REPORTED: usize = 4096;
+
+/// Most questions of administrators that wait for the thread.
+const MAX_QUERIES: usize = 16;
+
+/// Why usage cannot be summed up.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UsageError {
+    /// Many ask at the same time.
+    #[error("{} other calls sum up usage; try again in a few seconds", MAX_QUERIES)]
+    Busy,
+    /// The file cannot be read.
+    #[error("the file of usage cannot be read: {0}")]
+    Unreadable(String),
+    /// The process stops.
+    #[error("the scheduler is shutting down")]
+    Stopping,
+}
+
+/// The usage of a pool, and the thread that writes it. Dropping the last clone waits until all is
+/// written, or writing has failed.
+#[derive(Clone, Debug)]
+pub(crate) struct UsageLog(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    /// Locked while changes are made and queued, so that they are queued in order.
+    accounts: Mutex<Accounts>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// What a worker reports.
+pub(super) struct WorkerReport<'a> {
+    pub(super) worker: WorkerId,
+    /// The kind of each device.
+    pub(super) kinds: &'a [String],
+    /// How long each device has worked, by its own count, in microseconds.
+    pub(super) devices_busy_us: Vec<u64>,
+    pub(super) grants: &'a [GrantUsage],
+}
+
+impl UsageLog {
+    /// Opens the file in a state directory. If it is damaged, puts it aside and begins a new one.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be created, or the thread cannot be started.
+    pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
+        let (store, loaded) = Store::open_or_put_aside(state)?;
+        let shared = Arc::new(Shared::new(loaded.batch));
+        let path = store.path().to_owned();
+        let writer = Writer::new(shared.clone(), store);
+        let thread = thread::Builder::new().name("tensord-usage".into());
+        let writer = thread.spawn(|| writer.run());
+        let writer = writer.map_err(|source| StateError::Io {
+            what: "start a thread that writes",
+            path,
+            source,
+        })?;
+        Ok(Self(Arc::new(Inner {
+            shared,
+            accounts: Mutex::new(Accounts::new(loaded.accounts)),
+            writer: Some(writer),
+        })))
+    }
+
+    /// Records that a lease of `owner` has got devices. It is on disk within moments, so that a
+    /// scheduler that starts then knows whose lease it is.
+    pub(super) fn granted(
+        &self,
+        now: UnixMillis,
+        lease: LeaseId,
+        owner: &Owner,
+        devices: &[LeasedDevice],
+    ) {
+        let mut accounts = self.accounts();
+        let mut changes = self.0.shared.new_changes();
+        for device in devices {
+            let key = AccountKey {
+                worker: device.device_ref.worker.0,
+                device: device.device_ref.index,
+                grant: device.grant,
+            };
+            let subject = Subject::Lease(owner.clone(), lease);
+            accounts.begin(now, key, subject, &device.device.kind, &mut changes);
+        }
+        self.0.shared.queue(changes, true);
+    }
+
+    /// Counts what a worker reports. `owner_of` finds the owner of a lease that is not known from its
+    /// grant. Returns the grants that the worker may forget.
+    pub(super) fn reported(
+        &self,
+        now: UnixMillis,
+        report: &WorkerReport<'_>,
+        owner_of: impl Fn(LeaseId, &DeviceGrant) -> Option<Owner>,
+    ) -> Vec<DeviceGrant> {
+        let worker = report.worker.0;
+        let mut released = BTreeSet::new();
+        let mut has_ended = false;
+        let mut accounts = self.accounts();
+        let mut changes = self.0.shared.new_changes();
+        for usage in report.grants.iter().take(MAX_REPORTED) {
+            let (Some(grant), Some(used)) = (&usage.grant, &usage.used) else {
+                continue;
+            };
+            let Some(kind) = report.kinds.get(grant.device_index as usize) else {
+                continue;
+            };
+            let key = AccountKey {
+                worker,
+                device: grant.device_index,
+                grant: number(grant.grant),
+            };
+            let lease = LeaseId(usage.lease_id);
+            let subject = || Some(Subject::Lease(owner_of(lease, grant)?, lease));
+            let reported = Reported {
+                amount: Amount::from(used),
+                is_final: usage.released,
+            };
+            has_ended |= accounts.observe(now, key, reported, kind, subject, &mut changes);
+            if usage.released {
+                released.insert(key);
+            }
+        }
+        let devices = (0..).zip(&report.devices_busy_us).zip(report.kinds);
+        for ((device, busy_us), kind) in devices {
+            let key = AccountKey::of_device(worker, device);
+            let reported = Reported {
+                amount: Amount::of_device(*busy_us),
+                is_final: false,
+            };
+            let subject = || Some(Subject::Devices);
+            accounts.observe(now, key, reported, kind, subject, &mut changes);
+        }
+        let written = self.0.shared.written();
+        accounts.forget_released(worker, &released, written, &mut changes);
+        accounts.expire(now, &mut changes);
+        self.0.shared.queue(changes, has_ended);
+        let recorded = accounts.recorded(&released, written);
+        let recorded = recorded.map(|key| DeviceGrant {
+            device_index: key.device,
+            grant: Some(key.grant.into()),
+        });
+        recorded.collect()
+    }
+
+    /// Sums up what was used, all reports so far included.
+    pub(super) async fn sum(&self, query: Query) -> Result<Totals, UsageError> {
+        let (reply, replied) = oneshot::channel();
+        self.0.shared.ask(query, reply)?;
+        replied.await.map_err(|_| UsageError::Stopping)?
+    }
+
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        // No code panics while it holds the lock.
+        let accounts = &self.0.accounts;
+        accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.close();
+        if let Some(writer) = self.writer.take() {
+            // An error means that the thread has panicked, which the panic hook has logged.
+            let _ = writer.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! The last report of each grant, and what a later one adds.
+//!
+//! A pure data structure: the time is an argument, and what is to be written is returned. A report has
+//! sums since the grant, so a lost one does no harm, and a repeated one adds nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use tensord_proto::grant::GrantNumber;
+
+use super::amount::{Amount, HOUR_MS, Subject, SumKey, by_hours};
+use crate::scheduler::access::UnixMillis;
+
+/// How long the last report of a grant is kept that the worker does not repeat. A worker that is cut off
+/// for longer and then reports again is counted twice, from the grant on.
+const SILENCE_MS: u64 = 7 * 24 * HOUR_MS;
+
+/// Most grants of a worker. Beyond that, the one with the oldest report is forgotten: more than a worker
+/// has and remembers.
+const MAX_PER_WORKER: usize = 4096;
+
+/// Most sums by lease that wait for the disk. Beyond that, they are told apart by tenant and user only.
+const MAX_SUMS: usize = 100_000;
+
+/// A grant of a worker's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct AccountKey {
+    /// The worker's id, which is another one after each start.
+    pub(super) worker: u64,
+    pub(super) device: u32,
+    /// Zero: the device itself, for all leases.
+    pub(super) grant: GrantNumber,
+}
+
+impl AccountKey {
+    /// Returns the key of a device itself.
+    pub(super) fn of_device(worker: u64, device: u32) -> Self {
+        Self {
+            worker,
+            device,
+            grant: GrantNumber::ZERO,
+        }
+    }
+
+    /// Returns a key that sorts before all others of a worker.
+    fn first_of(worker: u64) -> Self {
+        Self::of_device(worker, 0)
+    }
+}
+
+/// The last report of a grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) subject: Subject,
+    pub(super) kind: Arc<str>,
+    /// What was counted so far.
+    pub(super) counted: Amount,
+    /// When that was, in milliseconds since 1970.
+    pub(super) counted_at: u64,
+    /// If the grant is released: the number of the changes that have its final report.
+    pub(super) ended_in: Option<u64>,
+}
+
+/// What a worker reports of a grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reported {
+    /// The sum since the grant.
+    pub(super) amount: Amount,
+    /// Whether the grant is released.
+    pub(super) is_final: bool,
+}
+
+/// Changes to write, all of them or none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Changes {
+    /// Higher than that of earlier changes.
+    pub(super) number: u64,
+    /// What is to be added to sums.
+    pub(super) sums: BTreeMap<SumKey, Amount>,
+    /// The new last reports; `None`: forgotten.
+    pub(super) accounts: BTreeMap<AccountKey, Option<Account>>,
+}
+
+impl Changes {
+    /// Returns whether there is nothing to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sums.is_empty() && self.accounts.is_empty()
+    }
+
+    /// Adds changes that follow these.
+    pub(super) fn append(&mut self, later: Self) {
+        for (key, amount) in later.sums {
+            self.sums.entry(key).or_default().add(&amount);
+        }
+        self.accounts.extend(later.accounts);
+        self.number = self.number.max(later.number);
+        if self.sums.len() > MAX_SUMS {
+            self.drop_leases();
+        }
+    }
+
+    /// Keeps the sums, and drops which leases they are of.
+    fn drop_leases(&mut self) {
+        for (mut key, amount) in std::mem::take(&mut self.sums) {
+            key.subject = key.subject.without_lease();
+            self.sums.entry(key).or_default().add(&amount);
+        }
+    }
+
+    fn add(&mut self, account: &Account, to_ms: u64, amount: &Amount) {
+        for (time, part) in by_hours(account.counted_at, to_ms, amount) {
+            let key = SumKey {
+                time,
+                subject: account.subject.clone(),
+                kind: account.kind.clone(),
+            };
+            self.sums.entry(key).or_default().add(&part);
+        }
+    }
+}
+
+/// The last reports of all grants.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    accounts: BTreeMap<AccountKey, Account>,
+    /// When reports are looked for that are too old.
+    expire_at: u64,
+}
+
+impl Accounts {
+    /// Creates the accounts with what an earlier scheduler has written.
+    pub(super) fn new(known: BTreeMap<AccountKey, Account>) -> Self {
+        Self {
+            accounts: known,
+            expire_at: 0,
+        }
+    }
+
+    /// Records whose lease has got a device. Does nothing if the grant is known.
+    pub(super) fn begin(
+        &mut self,
+        now: UnixMillis,
+        key: AccountKey,
+        subject: Subject,
+        kind: &str,
+        changes: &mut Changes,
+    ) {
+        if self.accounts.contains_key(&key) {
+            return;
+        }
+        self.make_room(key.worker, changes);
+        let account = Account {
+            subject,
+            kind: kind.into(),
+            counted: Amount::default(),
+            counted_at: now.0,
+            ended_in: None,
+        };
+        changes.accounts.insert(key, Some(account.clone()));
+        self.accounts.insert(key, account);
+    }
+
+    /// Counts what a report adds. `subject` finds for whom, if that is not known from the grant; without
+    /// an answer, nothing is counted until the grant is released, as a client may yet claim the lease.
+    /// Returns whether the grant has ended by this report.
+    pub(super) fn observe(
+        &mut self,
+        now: UnixMillis,
+        key: AccountKey,
+        reported: Reported,
+        kind: &str,
+        subject: impl FnOnce() -> Option<Subject>,
+        changes: &mut Changes,
+    ) -> bool {
+        let Reported { amount, is_final } = reported;
+        if !self.accounts.contains_key(&key) {
+            let unknown = || is_final.then_some(Subject::Unknown);
+            let Some(subject) = subject().or_else(unknown) else {
+                return false;
+            };
+            // The grant is as old as the lease has had the device.
+            let granted = now.0.saturating_sub(amount.held_us / 1000);
+            self.begin(UnixMillis(granted), key, subject, kind, changes);
+        }
+        let Some(account) = self.accounts.get_mut(&key) else {
+            return false;
+        };
+        let added = amount.since(&account.counted);
+        let has_ended = is_final && account.ended_in.is_none();
+        if added.is_zero() && !has_ended {
+            // A device without work needs no write, and is not forgotten.
+            account.counted_at = account.counted_at.max(now.0);
+            return false;
+        }
+        changes.add(account, now.0, &added);
+        account.counted = account.counted.max(&amount);
+        account.counted_at = account.counted_at.max(now.0);
+        if has_ended {
+            account.ended_in = Some(changes.number);
+        }
+        changes.accounts.insert(key, Some(account.clone()));
+        has_ended
+    }
+
+    /// Returns those of the `released` grants whose final report is on disk. `written` is the number of the
+    /// last changes that are.
+    pub(super) fn recorded(
+        &self,
+        released: &BTreeSet<AccountKey>,
+        written: u64,
+    ) -> impl Iterator<Item = AccountKey> {
+        let is_recorded = move |key: &&AccountKey| self.is_recorded(**key, written);
+        released.iter().filter(is_recorded).copied()
+    }
+
+    /// Forgets the grants of a worker whose final report is on disk, and which the worker has forgotten: it
+    /// reports as `released` others only.
+    pub(super) fn forget_released(
+        &mut self,
+        worker: u64,
+        released: &BTreeSet<AccountKey>,
+        written: u64,
+        changes: &mut Changes,
+    ) {
+        let of_worker = self.of_worker(worker);
+        let gone = of_worker.filter(|key| !released.contains(key));
+        let gone: Vec<_> = gone.filter(|key| self.is_recorded(*key, written)).collect();
+        for key in gone {
+            self.forget(key, changes);
+        }
+    }
+
+    /// Forgets grants whose workers have not reported them for a long time.
+    pub(super) fn expire(&mut self, now: UnixMillis, changes: &mut Changes) {
+        if now.0 < self.expire_at {
+            return;
+        }
+        self.expire_at = now.0 + HOUR_MS;
+        let is_old = |account: &Account| account.counted_at.saturating_add(SILENCE_MS) < now.0;
+        let old = self.accounts.iter().filter(|(_, account)| is_old(account));
+        let old: Vec<_> = old.map(|(key, _)| *key).collect();
+        for key in old {
+            self.forget(key, changes);
+        }
+    }
+
+    fn is_recorded(&self, key: AccountKey, written: u64) -> bool {
+        let ended_in = self.accounts.get(&key).and_then(|account| account.ended_in);
+        ended_in.is_some_and(|number| number <= written)
+    }
+
+    fn of_worker(&self, worker: u64) -> impl Iterator<Item = AccountKey> {
+        let from = self.accounts.range(AccountKey::first_of(worker)..);
+        let of_worker = from.take_while(move |(key, _)| key.worker == worker);
+        of_worker.map(|(key, _)| *key)
+    }
+
+    fn make_room(&mut self, worker: u64, changes: &mut Changes) {
+        if self.of_worker(worker).count() < MAX_PER_WORKER {
+            return;
+        }
+        let counted_at = |key: &AccountKey| self.accounts.get(key).map(|it| it.counted_at);
+        if let Some(oldest) = self.of_worker(worker).min_by_key(counted_at) {
+            self.forget(oldest, changes);
+        }
+    }
+
+    fn forget(&mut self, key: AccountKey, changes: &mut Changes) {
+        self.accounts.remove(&key);
+        changes.accounts.insert(key, None);
+    }
+}
