@@ -13,7 +13,7 @@ use tensord_proto::ids::LeaseId;
 
 use self::admin::lease_id;
 pub(crate) use self::admin::{
-    ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand,
+    ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, UsageArgs, WorkerCommand,
 };
 pub(crate) use self::simulate::{Order, SimulateArgs, SimulateCommand};
 #[cfg(feature = "demo")]
@@ -34,6 +34,7 @@ Examples:
   tensord worker                     offer this host's devices to the pool in TENSORD_URL
   tensord status                     show the pool's workers and devices
   tensord queue                      show what waits for devices
+  tensord usage                      show what leases have used of the devices
   tensord token list                 show the tokens that give access to the pool
 
 `tensord up` and `tensord scheduler` print the TENSORD_URL for programs and workers.
@@ -207,6 +208,23 @@ Examples, on the scheduler's host:
         json: bool,
         #[command(flatten)]
         admin: AdminSettings,
+    },
+    /// Show what leases have used of a pool's devices, by tenant, user, lease, kind or day
+    #[command(after_help = "\
+Examples, on the scheduler's host:
+  tensord usage                      the last 7 days, by tenant and user
+  tensord usage --since 2026-11-01 --by tenant,kind
+  tensord usage --since 12h --by lease
+  tensord usage --since 30d --by day,tenant --csv > usage.csv
+  tensord usage --json | jq '.total.device_seconds'
+
+Device time is how long leases have had devices, and busy is how long the devices worked for
+them. Memory time is the memory of their tensors, summed up over time. Moved is what went to
+and from programs and other devices. The time is rounded down to the hour; what ended more
+than 90 days ago is known by day, tenant, user and kind only.")]
+    Usage {
+        #[command(flatten)]
+        args: UsageArgs,
     },
     /// Add, change, list and remove the tenants of a pool: their guarantees, limits and weights
     #[command(after_help = "\
@@ -387,7 +405,7 @@ mod tests {
         let demo = if cfg!(feature = "demo") { ", demo" } else { "" };
         let expected = format!(
             "'tensord' requires a subcommand but one was not provided \
-             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, tenant, apply, token, simulate{demo}]"
+             [subcommands: up, scheduler, worker, gateway, devices, status, lease, queue, why, usage, tenant, apply, token, simulate{demo}]"
         );
         assert_eq!(error("tensord"), expected);
     }

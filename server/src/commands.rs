@@ -17,6 +17,7 @@ mod status;
 mod tenants;
 mod token;
 mod up;
+mod usage;
 mod worker;
 mod workers;
 
@@ -31,6 +32,7 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
         Config::Workers(config) => workers::run(config).await,
         Config::Leases(config) => leases::run(config).await,
         Config::Queue(config) => queue::run(config).await,
+        Config::Usage(config) => usage::run(config).await,
         Config::Gateway(config) => gateway::run(config).await,
         Config::Devices(config) => devices::run(config).await,
         Config::Status(config) => status::run(config).await,

@@ -16,6 +16,7 @@ mod file;
 mod pool_file;
 mod resolve;
 pub(crate) mod settings;
+mod usage_values;
 pub(crate) mod values;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -32,6 +33,7 @@ pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 pub(crate) use pool_file::MAX_POOL_FILE_BYTES;
 pub(crate) use resolve::{log_filter, resolve};
+pub(crate) use usage_values::{Column, Since};
 
 /// The command to run, with its validated settings.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub(crate) enum Config {
     Leases(LeasesConfig),
     /// `tensord queue` and `tensord why`.
     Queue(QueueConfig),
+    /// `tensord usage`.
+    Usage(UsageConfig),
     /// `tensord gateway`.
     Gateway(GatewayConfig),
     /// `tensord status`.
@@ -317,6 +321,30 @@ pub(crate) struct QueueConfig {
     pub(crate) lease: Option<LeaseId>,
     /// Whether to print JSON instead of text.
     pub(crate) json: bool,
+}
+
+/// An administrator's question about what leases have used.
+#[derive(Debug)]
+pub(crate) struct UsageConfig {
+    /// The source of the pool's URL with an admin token.
+    pub(crate) admin: AdminUrl,
+    /// From when on.
+    pub(crate) since: Since,
+    /// The columns by which rows are told apart.
+    pub(crate) by: Vec<Column>,
+    /// The form of the reply.
+    pub(crate) format: UsageFormat,
+}
+
+/// A form of what leases have used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UsageFormat {
+    /// A table for people.
+    Table,
+    /// JSON.
+    Json,
+    /// Comma-separated values.
+    Csv,
 }
 
 /// An action on the workers of a pool.

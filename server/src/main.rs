@@ -22,6 +22,7 @@ mod audit;
 mod cli;
 mod commands;
 mod config;
+mod dates;
 #[cfg(feature = "demo")]
 mod demo;
 mod failure;

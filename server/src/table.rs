@@ -2,13 +2,22 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, Table, presets::NOTHING};
+use comfy_table::{CellAlignment, Row, Table, presets::NOTHING};
 
 /// Formats a table, each line with its newline. The columns in `right` are aligned right.
 pub(crate) fn text<const N: usize>(
     header: [&str; N],
     right: &[usize],
     rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    text_of(&header, right, rows)
+}
+
+/// As [`text`], with columns that are chosen at run time. Each row has as many cells as the header.
+pub(crate) fn text_of<R: Into<Row>>(
+    header: &[&str],
+    right: &[usize],
+    rows: impl IntoIterator<Item = R>,
 ) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);

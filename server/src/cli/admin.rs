@@ -7,6 +7,7 @@ use tensord_proto::ids::LeaseId;
 
 use crate::{
     config::{
+        Column, Since,
         settings::AdminSettings,
         values::{DeviceLimit, Kinds, Name, Period},
     },
@@ -156,6 +157,30 @@ pub(crate) struct ApplyArgs {
     /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminSettings,
+}
+
+/// The arguments of `tensord usage`.
+#[derive(Args, Debug)]
+pub(crate) struct UsageArgs {
+    /// From when on: a duration such as 12h or 7d, or a date such as 2026-11-01, in UTC
+    #[arg(long, value_name = "WHEN", default_value = "7d")]
+    pub(crate) since: Since,
+    /// Columns by which rows are told apart: tenant, user, lease, kind and day
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "tenant,user"
+    )]
+    pub(crate) by: Vec<Column>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print comma-separated values instead of a table
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
     #[command(flatten)]
     pub(crate) admin: AdminSettings,
 }

@@ -115,6 +115,7 @@ pub(crate) fn resolve(
             lease: Some(lease),
             json,
         }),
+        Command::Usage { args } => Config::Usage(layers.usage(args)?),
         Command::Worker {
             command: None,
             settings,

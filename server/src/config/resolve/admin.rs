@@ -6,11 +6,13 @@ use tensord_transport::Secret;
 
 use super::{Layers, pool_url::pool_url};
 use crate::{
-    cli::{ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, WorkerCommand},
+    cli::{
+        ApplyArgs, LeaseCommand, TenantCommand, TenantTerms, TokenCommand, UsageArgs, WorkerCommand,
+    },
     config::{
         AdminUrl, ApplyConfig, ConfigError, LeasesAction, LeasesConfig, TenantChange,
-        TenantsAction, TenantsConfig, TokenAction, TokenConfig, WorkersAction, WorkersConfig,
-        pool_file,
+        TenantsAction, TenantsConfig, TokenAction, TokenConfig, UsageConfig, UsageFormat,
+        WorkersAction, WorkersConfig, pool_file,
         settings::AdminSettings,
         values::{Name, Period},
     },
@@ -80,6 +82,32 @@ impl Layers<'_> {
             dry_run,
             force,
             json,
+        })
+    }
+
+    pub(super) fn usage(&self, args: UsageArgs) -> Result<UsageConfig, ConfigError> {
+        let UsageArgs {
+            since,
+            by: given,
+            json,
+            csv,
+            admin,
+        } = args;
+        let mut by = Vec::new();
+        for column in given {
+            if !by.contains(&column) {
+                by.push(column);
+            }
+        }
+        Ok(UsageConfig {
+            admin: self.admin(admin)?,
+            since,
+            by,
+            format: match (json, csv) {
+                (true, _) => UsageFormat::Json,
+                (_, true) => UsageFormat::Csv,
+                _ => UsageFormat::Table,
+            },
         })
     }
 
