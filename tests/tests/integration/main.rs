@@ -14,3 +14,4 @@ mod processes;
 mod queue;
 mod sharing;
 mod tenants;
+mod usage;
