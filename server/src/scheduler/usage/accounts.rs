@@ -4,7 +4,7 @@
 //! sums since the grant, so a lost one does no harm, and a repeated one adds nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -125,6 +125,8 @@ impl Changes {
 #[derive(Debug)]
 pub(super) struct Accounts {
     accounts: BTreeMap<AccountKey, Account>,
+    /// The number of accounts of each worker.
+    sizes: HashMap<u64, usize>,
     /// When reports are looked for that are too old.
     expire_at: u64,
 }
@@ -132,8 +134,13 @@ pub(super) struct Accounts {
 impl Accounts {
     /// Creates the accounts with what an earlier scheduler has written.
     pub(super) fn new(known: BTreeMap<AccountKey, Account>) -> Self {
+        let mut sizes = HashMap::new();
+        for key in known.keys() {
+            *sizes.entry(key.worker).or_default() += 1;
+        }
         Self {
             accounts: known,
+            sizes,
             expire_at: 0,
         }
     }
@@ -160,6 +167,7 @@ impl Accounts {
         };
         changes.accounts.insert(key, Some(account.clone()));
         self.accounts.insert(key, account);
+        *self.sizes.entry(key.worker).or_default() += 1;
     }
 
     /// Counts what a report adds. `subject` finds for whom, if that is not known from the grant; without
@@ -258,7 +266,11 @@ impl Accounts {
     }
 
     fn make_room(&mut self, worker: u64, changes: &mut Changes) {
-        if self.of_worker(worker).count() < MAX_PER_WORKER {
+        if self
+            .sizes
+            .get(&worker)
+            .is_none_or(|size| *size < MAX_PER_WORKER)
+        {
             return;
         }
         let counted_at = |key: &AccountKey| self.accounts.get(key).map(|it| it.counted_at);
@@ -269,6 +281,12 @@ impl Accounts {
 
     fn forget(&mut self, key: AccountKey, changes: &mut Changes) {
         self.accounts.remove(&key);
+        if let Entry::Occupied(mut size) = self.sizes.entry(key.worker) {
+            *size.get_mut() -= 1;
+            if *size.get() == 0 {
+                size.remove();
+            }
+        }
         changes.accounts.insert(key, None);
     }
 }
