@@ -15,6 +15,7 @@ mod refusals;
 mod restart;
 mod tenants;
 mod tokens;
+mod usage;
 
 use std::{
     collections::HashMap,

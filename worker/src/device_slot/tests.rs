@@ -216,3 +216,30 @@ async fn new_executor_thread_takes_over_queued_jobs() {
     device_slot.executor.restart().unwrap();
     is_done.recv_timeout(Duration::from_secs(20)).unwrap();
 }
+
+#[tokio::test]
+async fn each_lease_counts_by_itself() {
+    let device_slot = device_slot(flex());
+    let first = device_slot.open(LEASE).unwrap().meters;
+    first.lease.add_ops(5);
+    assert_eq!(device_slot.ops(), 5);
+    let second = device_slot.open(LeaseId(8)).unwrap().meters;
+    assert_eq!(
+        device_slot.ops(),
+        0,
+        "those of another lease are not revealed"
+    );
+    drop(first.begin(Instant::now()));
+    second.lease.add_ops(7);
+    let now = Instant::now();
+    let used = [LEASE, LeaseId(8), LeaseId(9)].map(|lease| device_slot.used_by(lease, now));
+    assert_eq!(used.map(|it| it.used.ops), [5, 7, 0]);
+    assert_eq!(used[0].used.busy_us, used[0].device_busy_us);
+    // A session that opens again goes on with the same meter.
+    device_slot.open(LEASE).unwrap();
+    assert_eq!(device_slot.ops(), 5);
+    for lease in 100..200 {
+        device_slot.open(LeaseId(lease)).unwrap();
+    }
+    assert_eq!(lock(&device_slot.lease_meters).len(), MAX_LEASE_METERS);
+}
