@@ -318,6 +318,7 @@ impl Registry {
             .iter()
             .filter(is_its)
             .for_each(|session| session.end(Error::new(ErrorCode::Lease, reason.clone())));
+        self.count_released(Instant::now(), lease, device);
     }
 
     /// Removes sessions that ended, ends sessions without a connection for

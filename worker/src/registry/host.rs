@@ -66,6 +66,10 @@ impl LeaseHost for Registry {
         for (index, device_slot) in &self.device_slots {
             let is_here = |s: &Arc<Session>| s.grant.device_index == *index;
             device_slot.end_lease(lease, sessions.iter().any(is_here));
+            // Otherwise, a check of the device releases it.
+            if !device_slot.is_ending(lease) {
+                self.count_released(Instant::now(), lease, *index);
+            }
         }
         self.wake.notify_one();
     }
