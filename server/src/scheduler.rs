@@ -36,7 +36,7 @@ use tensord_proto::v1::{
 };
 use tensord_scheduler::{Engine, Event, Timestamp};
 use tensord_transport::{control, listen::BindError};
-use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet, time::timeout};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
 use self::{
@@ -70,6 +70,9 @@ pub(crate) const LEASE_TOKEN_LIFE: Duration = Duration::from_secs(600);
 /// The number of heartbeat intervals without a message after which a worker's stream is cut
 /// off.
 const MISSED_HEARTBEATS: u32 = 4;
+
+/// How long a scheduler that stops waits for what leases have used to be on disk.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The options of a scheduler.
 #[derive(Clone, Debug)]
@@ -163,6 +166,7 @@ pub(crate) enum StartError {
 pub(crate) struct Scheduler {
     address: SocketAddr,
     driver: mpsc::Sender<Input>,
+    usage: Option<UsageLog>,
     tasks: JoinSet<()>,
 }
 
@@ -248,6 +252,7 @@ impl Scheduler {
         Ok(Self {
             address,
             driver,
+            usage: shared.usage.clone(),
             tasks,
         })
     }
@@ -264,11 +269,15 @@ impl Scheduler {
     }
 
     /// Ends every stream with an error that states the reason, and waits for the driver to
-    /// end.
+    /// end, and for what leases have used to be on disk.
     pub(crate) async fn stop(mut self) {
         if self.driver.send(Input::Stop).await.is_ok() {
             // The driver is the first task to end.
             self.tasks.join_next().await;
+        }
+        if let Some(usage) = &self.usage {
+            // A disk that hangs does not keep the process from its end.
+            let _ = timeout(USAGE_TIMEOUT, usage.written()).await;
         }
     }
 

@@ -40,7 +40,7 @@ use self::{
     accounts::{AccountKey, Accounts, Reported},
     amount::Amount,
     store::Store,
-    writer::{Shared, Writer},
+    writer::{Question, Shared, Writer},
 };
 pub(super) use self::{
     amount::{Owner, Subject},
@@ -201,8 +201,15 @@ impl UsageLog {
     /// Sums up what was used, all reports so far included.
     pub(super) async fn sum(&self, query: Query) -> Result<Totals, UsageError> {
         let (reply, replied) = oneshot::channel();
-        self.0.shared.ask(query, reply)?;
+        self.0.shared.ask(Question::Sum(query, reply))?;
         replied.await.map_err(|_| UsageError::Stopping)?
+    }
+
+    /// Waits until all reports so far are on disk, or writing them has failed.
+    pub(super) async fn written(&self) -> Result<(), UsageError> {
+        let (reply, replied) = oneshot::channel();
+        self.0.shared.ask(Question::Written(reply))?;
+        replied.await.map_err(|_| UsageError::Stopping)
     }
 
     fn accounts(&self) -> MutexGuard<'_, Accounts> {

@@ -251,3 +251,31 @@ async fn worker_may_forget_what_is_on_disk() {
     assert_eq!(sums.total.unwrap().busy_us, 14);
     assert_eq!(sums.devices_busy_us, 14);
 }
+
+/// A scheduler that stops does not wait for the next regular write.
+#[tokio::test]
+async fn everything_is_written_on_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::open(directory.path()).unwrap();
+    let log = UsageLog::open(&state).unwrap();
+    let report = WorkerReport {
+        worker: WORKER,
+        kinds: &["flex".to_owned()],
+        devices_busy_us: vec![],
+        grants: &[grant_usage(1, 5, false)],
+    };
+    log.reported(UnixMillis::now(), &report, |_, _| Some(owner("red", "ada")));
+    log.written().await.unwrap();
+    // The file, as another process finds it while this one has it open.
+    let copied = tempfile::tempdir().unwrap();
+    let name = "usage.redb";
+    std::fs::copy(directory.path().join(name), copied.path().join(name)).unwrap();
+    let state = StateDir::open(copied.path()).unwrap();
+    let (mut store, _) = Store::open_or_put_aside(&state).unwrap();
+    let query = Query {
+        since: UnixMillis(0),
+        by: BTreeSet::new(),
+    };
+    let total = store.sum(&query).unwrap().into_reply(START).total;
+    assert_eq!(total.unwrap().ops, 5);
+}

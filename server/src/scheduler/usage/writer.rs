@@ -30,7 +30,14 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How often old sums are summed up and dropped.
 const TIDY_INTERVAL: Duration = Duration::from_secs(3600);
 
-type Question = (Query, oneshot::Sender<Result<Totals, UsageError>>);
+/// What is done once all is written that was queued before.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// Sum up what is written.
+    Sum(Query, oneshot::Sender<Result<Totals, UsageError>>),
+    /// Reply.
+    Written(oneshot::Sender<()>),
+}
 
 /// What the thread shares with those that queue changes.
 #[derive(Debug)]
@@ -98,17 +105,13 @@ impl Shared {
         }
     }
 
-    /// Has what is written summed up, after all that was queued so far.
-    pub(super) fn ask(
-        &self,
-        query: Query,
-        reply: oneshot::Sender<Result<Totals, UsageError>>,
-    ) -> Result<(), UsageError> {
+    /// Has a question answered, after all that was queued so far is written or has failed.
+    pub(super) fn ask(&self, question: Question) -> Result<(), UsageError> {
         let mut state = self.lock();
         if state.questions.len() >= MAX_QUERIES {
             return Err(UsageError::Busy);
         }
-        state.questions.push((query, reply));
+        state.questions.push(question);
         self.changed.notify_one();
         Ok(())
     }
@@ -189,9 +192,8 @@ impl Writer {
             } = self.shared.take(wake_at);
             self.later.append(changes);
             self.write();
-            for (query, reply) in questions {
-                // An error means that nobody waits for the reply any more.
-                let _ = reply.send(self.sum(&query));
+            for question in questions {
+                self.answer(question);
             }
             if is_last {
                 return;
@@ -229,6 +231,14 @@ impl Writer {
         }
         if had_failed {
             info!("usage is written again");
+        }
+    }
+
+    fn answer(&mut self, question: Question) {
+        // An error means that nobody waits for the reply any more.
+        match question {
+            Question::Sum(query, reply) => drop(reply.send(self.sum(&query))),
+            Question::Written(reply) => drop(reply.send(())),
         }
     }
 
