@@ -38,7 +38,7 @@ pub(super) const DETAILED_DAYS: u32 = 90;
 /// Days for which there are sums by day.
 pub(super) const KEPT_DAYS: u32 = 5 * 365;
 
-/// Most sums by hour: 230 leases at any time for 90 days. They take some 100 MiB.
+/// Most sums by hour: 230 leases at any time for 90 days. They take some 200 MiB.
 const MAX_HOURLY: u64 = 500_000;
 
 /// Most sums by day: 100 combinations of tenant, user and kind for 5 years.
