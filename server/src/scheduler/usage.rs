@@ -29,7 +29,7 @@ use std::{
 };
 
 use tensord_proto::{
-    grant::number,
+    grant::{GrantNumber, number},
     ids::{LeaseId, WorkerId},
     v1::{DeviceGrant, GrantUsage},
 };
@@ -90,6 +90,20 @@ pub(super) struct WorkerReport<'a> {
     /// How long each device has worked, by its own count, in microseconds.
     pub(super) devices_busy_us: Vec<u64>,
     pub(super) grants: &'a [GrantUsage],
+}
+
+impl WorkerReport<'_> {
+    /// Returns the account of a grant, and the kind of its device. `None` if there is no such device, or
+    /// the grant has no number.
+    fn account_of(&self, grant: &DeviceGrant) -> Option<(AccountKey, &str)> {
+        let kind = self.kinds.get(grant.device_index as usize)?;
+        let key = AccountKey {
+            worker: self.worker.0,
+            device: grant.device_index,
+            grant: number(grant.grant),
+        };
+        (key.grant > GrantNumber::ZERO).then_some((key, kind.as_str()))
+    }
 }
 
 impl UsageLog {
@@ -157,13 +171,8 @@ impl UsageLog {
             let (Some(grant), Some(used)) = (&usage.grant, &usage.used) else {
                 continue;
             };
-            let Some(kind) = report.kinds.get(grant.device_index as usize) else {
+            let Some((key, kind)) = report.account_of(grant) else {
                 continue;
-            };
-            let key = AccountKey {
-                worker,
-                device: grant.device_index,
-                grant: number(grant.grant),
             };
             let lease = LeaseId(usage.lease_id);
             let subject = || Some(Subject::Lease(owner_of(lease, grant)?, lease));

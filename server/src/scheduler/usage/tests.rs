@@ -5,7 +5,7 @@ mod store;
 
 use std::collections::BTreeMap;
 
-use tensord_proto::{grant::GrantNumber, v1::UsageColumn};
+use tensord_proto::v1::UsageColumn;
 
 use super::{
     accounts::Changes,
@@ -278,4 +278,28 @@ async fn everything_is_written_on_request() {
     };
     let total = store.sum(&query).unwrap().into_reply(START).total;
     assert_eq!(total.unwrap().ops, 5);
+}
+
+#[test]
+fn worker_cannot_report_a_device_as_a_grant() {
+    let report = WorkerReport {
+        worker: WORKER,
+        kinds: &["flex".to_owned()],
+        devices_busy_us: vec![],
+        grants: &[],
+    };
+    let grant = |device_index, grant: Option<GrantNumber>| DeviceGrant {
+        device_index,
+        grant: grant.map(Into::into),
+    };
+    let number = GrantNumber { term: 1, count: 2 };
+    let known = report.account_of(&grant(0, Some(number)));
+    assert_eq!(known, Some((key(0, 2), "flex")));
+    for other in [
+        grant(0, None),
+        grant(0, Some(GrantNumber::ZERO)),
+        grant(1, Some(number)),
+    ] {
+        assert_eq!(report.account_of(&other), None, "{other:?}");
+    }
 }
