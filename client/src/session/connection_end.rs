@@ -14,6 +14,8 @@ use tensord_transport::channel::{Broken, Ended, duplex::FrameError};
 pub(super) enum ConnectionEnd {
     /// The connection was lost; the session may continue on another.
     Lost(String),
+    /// The worker ended the session because its lease is over, as this text says. The pool reports why.
+    LeaseOver(String),
     /// The session is over.
     Over(String),
     /// The worker broke this rule, so the session is over.
@@ -38,6 +40,9 @@ pub(super) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Lease | ErrorCode::Draining if can_be_restored => {
             ConnectionEnd::Lost(error.to_string())
+        }
+        ErrorCode::Lease => {
+            ConnectionEnd::LeaseOver(format!("the worker ended the session: {error}"))
         }
         ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
         _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
@@ -69,4 +74,28 @@ pub(super) fn accepted_profile(opened: &Opened) -> Result<DeviceProfile, String>
     }
     let settings = opened.settings.clone().unwrap_or_default();
     DeviceProfile::decode(&settings.encoded).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns how a connection ends whose session the worker closed with this code.
+    fn end(code: ErrorCode, can_be_restored: bool) -> &'static str {
+        match closed_by(&Error::new(code, "it ended"), can_be_restored) {
+            ConnectionEnd::Lost(_) => "lost",
+            ConnectionEnd::LeaseOver(_) => "lease over",
+            ConnectionEnd::Over(_) => "over",
+            ConnectionEnd::BrokeRule(_) => "broke a rule",
+        }
+    }
+
+    #[test]
+    fn only_the_pool_knows_why_a_lease_has_left_a_worker() {
+        assert_eq!(end(ErrorCode::Lease, true), "lost");
+        assert_eq!(end(ErrorCode::Lease, false), "lease over");
+        assert_eq!(end(ErrorCode::Draining, true), "lost");
+        assert_eq!(end(ErrorCode::Draining, false), "over");
+        assert_eq!(end(ErrorCode::Session, true), "over");
+    }
 }

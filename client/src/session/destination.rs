@@ -84,6 +84,10 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(8);
 /// time to move the lease. The worker keeps a session without a connection as long.
 const RESTORABLE_WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long a session whose worker has ended it, as its lease is over, waits for the pool's report of why.
+/// The scheduler sends that at the same time as the command to the worker.
+const END_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Returns how long a session waits for the pool's report of where it goes on, after a worker or a
 /// process of its lease was lost.
 pub(crate) fn max_interruption(recover_within: Option<Duration>) -> Duration {
@@ -174,6 +178,15 @@ impl Destination {
         Some(since + RESTORABLE_WORKER_TIMEOUT)
     }
 
+    /// Returns until when a session waits for the pool to report why the lease is over, if its worker
+    /// has ended the session for that reason `now`; `None` if there is no connection to the pool.
+    pub(super) fn awaits_end_until(&self, now: Instant) -> Option<Instant> {
+        match self.pool_contact {
+            PoolContact::Steady | PoolContact::BackAt(_) => Some(now + END_REPORT_TIMEOUT),
+            PoolContact::LostAt(_) => None,
+        }
+    }
+
     /// Returns until when the session must wait at most; `None` if there is no limit.
     pub(super) fn waits_until(&self) -> Option<Instant> {
         match self.interruption {
@@ -246,6 +259,16 @@ mod tests {
         assert_eq!(gives_up_at(lost, after(662)), Some(after(60)));
         let back = PoolContact::BackAt(after(300));
         assert_eq!(gives_up_at(back, after(301)), Some(after(360)));
+    }
+
+    #[test]
+    fn only_a_pool_that_can_be_reached_is_awaited_for_the_end_of_a_lease() {
+        let now = Instant::now();
+        let until = |contact| destination(contact).awaits_end_until(now);
+        let at_most = Some(now + Duration::from_secs(1));
+        assert_eq!(until(PoolContact::Steady), at_most);
+        assert_eq!(until(PoolContact::BackAt(now)), at_most);
+        assert_eq!(until(PoolContact::LostAt(now)), None);
     }
 
     #[test]

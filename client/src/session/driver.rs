@@ -11,7 +11,7 @@ use tensord_transport::{
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout, timeout_at},
 };
 use tracing::{debug, info, warn};
 
@@ -138,6 +138,7 @@ async fn keep_connected(
         let now = Instant::now();
         let current = destination.borrow().clone();
         let is_given_up = gives_up_at(session, &current, &reach).is_some_and(|at| at <= now);
+        let is_lease_over = matches!(ended, ConnectionEnd::LeaseOver(_));
         let reason = match ended {
             ConnectionEnd::Lost(reason) if !is_given_up && !session.is_over() => {
                 let worker = &reach.target.worker;
@@ -147,6 +148,9 @@ async fn keep_connected(
             }
             ended => end_reason(ended, &reach.target),
         };
+        if is_lease_over {
+            over_by(session, track, current.awaits_end_until(now.into())).await;
+        }
         give_up(session, reason, opened);
         return;
     }
@@ -179,14 +183,30 @@ async fn resumed_or_over(
     }
 }
 
-/// Ends a session that goes on nowhere, for `reason`.
+/// Waits until the session is over, or until `deadline`. Returns at once without a deadline.
+pub(super) async fn over_by(session: &Session, track: Track, deadline: Option<std::time::Instant>) {
+    let Some(deadline) = deadline else {
+        return;
+    };
+    let over = async {
+        // The session is woken for other reasons, too.
+        while !session.is_over() {
+            session.wake_of(track).notified().await;
+        }
+    };
+    // An error means that the deadline has passed.
+    let _ = timeout_at(deadline.into(), over).await;
+}
+
+/// Ends a session that goes on nowhere, for `reason` unless it has ended for another one.
 fn give_up(session: &Session, reason: String, opened: Option<oneshot::Sender<Result<(), String>>>) {
     if !session.is_over() {
         warn!(session = %session.id, "{reason}");
     }
     session.fail(reason.clone());
     if let Some(opened) = opened {
-        let _ = opened.send(Err(reason));
+        let first = session.cohort_member.cohort.end_reason();
+        let _ = opened.send(Err(first.unwrap_or(reason)));
     }
 }
 
@@ -290,7 +310,7 @@ async fn moved_or_suspended(
 fn end_reason(ended: ConnectionEnd, target: &SessionTarget) -> String {
     let (worker, address) = (&target.worker, &target.address);
     match ended {
-        ConnectionEnd::Over(reason) => reason,
+        ConnectionEnd::Over(reason) | ConnectionEnd::LeaseOver(reason) => reason,
         ConnectionEnd::BrokeRule(rule) => {
             format!("worker {worker} at {address} broke the protocol: {rule}")
         }
@@ -333,8 +353,8 @@ async fn connect(
     let answer = answer.ok_or_else(|| {
         ConnectionEnd::Lost("the worker closed the connection before it answered".into())
     })?;
-    let over =
-        |e: &dyn std::fmt::Display| ConnectionEnd::Over(format!("worker {}: {e}", target.worker));
+    let at_worker = |e: &dyn std::fmt::Display| format!("worker {}: {e}", target.worker);
+    let over = |e: &dyn std::fmt::Display| ConnectionEnd::Over(at_worker(e));
     let answer = duplex::decode(answer).map_err(|e| ConnectionEnd::BrokeRule(e.to_string()))?;
     match answer.body {
         Some(Body::Opened(opened)) => {
@@ -361,7 +381,8 @@ async fn connect(
             let error = rejected.error.unwrap_or_default();
             match closed_by(&error, resume && is_durable) {
                 ConnectionEnd::Lost(reason) => Err(ConnectionEnd::Lost(reason)),
-                _ => Err(over(&error)),
+                ConnectionEnd::LeaseOver(_) => Err(ConnectionEnd::LeaseOver(at_worker(&error))),
+                ConnectionEnd::Over(_) | ConnectionEnd::BrokeRule(_) => Err(over(&error)),
             }
         }
         _ => Err(ConnectionEnd::BrokeRule(

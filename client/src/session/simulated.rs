@@ -39,7 +39,7 @@ impl From<ConnectionEnd> for SimulatedEnd {
     fn from(end: ConnectionEnd) -> Self {
         match end {
             ConnectionEnd::Lost(reason) => Self::Lost(reason),
-            ConnectionEnd::Over(reason) => Self::Over(reason),
+            ConnectionEnd::Over(reason) | ConnectionEnd::LeaseOver(reason) => Self::Over(reason),
             ConnectionEnd::BrokeRule(rule) => {
                 Self::Over(format!("the worker broke a rule: {rule}"))
             }

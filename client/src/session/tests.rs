@@ -18,7 +18,7 @@ use tensord_transport::{
     tls::Trust,
 };
 
-use super::{send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
+use super::{driver::over_by, send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
 
 /// Returns a session with unlimited credit, and the worker's end of it.
 fn pair() -> (Arc<Session>, Duplex) {
@@ -325,6 +325,32 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
         error.to_string().contains("the client is shutting down"),
         "{error}"
     );
+}
+
+/// The worker may report the end of a lease before the pool has reported why.
+#[tokio::test]
+async fn reason_of_the_pool_is_awaited_when_a_lease_is_over() {
+    let reason = "an administrator has ended the lease";
+    let in_time = Instant::now() + Duration::from_secs(60);
+    for track in [Track::Ops, Track::Bulk] {
+        let (session, _worker) = pair();
+        let reports = async {
+            // Something else wakes the driver first.
+            session.wake_of(track).notify_one();
+            tokio::task::yield_now().await;
+            session.fail(reason);
+        };
+        tokio::join!(over_by(&session, track, Some(in_time)), reports);
+        session.fail("the worker ended the session");
+        let ended = session.cohort_member.cohort.end_reason();
+        assert_eq!(ended.as_deref(), Some(reason));
+    }
+    // A pool that reports nothing, or cannot be reached, is not awaited for long.
+    for until in [Some(Instant::now() + Duration::from_millis(20)), None] {
+        let (session, _worker) = pair();
+        over_by(&session, Track::Ops, until).await;
+        assert!(!session.is_over());
+    }
 }
 
 /// A program cannot make its session hold more than a bounded number of items, by whatever
