@@ -43,7 +43,7 @@ use self::{
 };
 use crate::{
     error::{ConnectError, StandingError},
-    session::UnreachableLeases,
+    session::LeaseSet,
 };
 
 /// Limit for one attempt to connect to the scheduler, with its reply to the hello.
@@ -111,7 +111,7 @@ struct Control {
     credential: ClientCredential,
     requests: mpsc::Receiver<Call>,
     withdrawals: Arc<Withdrawals>,
-    unreachable: Arc<UnreachableLeases>,
+    unreachable: Arc<LeaseSet>,
     pending: HashMap<RequestId, LeaseCall>,
     /// The requests to suspend or resume leases that were sent on the present stream.
     standing_calls: HashMap<RequestId, StandingCall>,

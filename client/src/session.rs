@@ -60,7 +60,7 @@ use tokio::sync::{Notify, oneshot};
 pub(crate) use self::{
     counters::ByteCounters,
     destination::{
-        Destination, Interruption, PoolContact, SessionTarget, UnreachableLeases, max_interruption,
+        Destination, Interruption, LeaseSet, PoolContact, SessionTarget, max_interruption,
     },
     driver::drive,
     requests::Answer,

@@ -16,8 +16,7 @@ use tracing::warn;
 use crate::{
     lease::{LeaseEvent, LeaseEvents, LeasedDevice},
     session::{
-        Destination, Interruption, PoolContact, Session, SessionTarget, UnreachableLeases,
-        max_interruption,
+        Destination, Interruption, LeaseSet, PoolContact, Session, SessionTarget, max_interruption,
     },
 };
 
@@ -26,7 +25,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct LeaseWatch {
     lease: LeaseId,
-    unreachable: Arc<UnreachableLeases>,
+    unreachable: Arc<LeaseSet>,
     status: Arc<Mutex<LeaseStatus>>,
 }
 
@@ -56,7 +55,7 @@ struct WatchedSession {
 }
 
 impl LeaseWatch {
-    pub(crate) fn new(lease: LeaseId, unreachable: Arc<UnreachableLeases>) -> Self {
+    pub(crate) fn new(lease: LeaseId, unreachable: Arc<LeaseSet>) -> Self {
         Self {
             lease,
             unreachable,

@@ -1,4 +1,4 @@
-//! Where a session is to be, as the pool reports it, and the report that it cannot get there.
+//! Where a session is to be, as the pool reports it, and the session's own reports to the pool.
 
 use std::{
     collections::BTreeSet,
@@ -130,7 +130,7 @@ pub(crate) struct Destination {
     pub(crate) pool_contact: PoolContact,
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
-    pub(crate) unreachable: Arc<UnreachableLeases>,
+    pub(crate) unreachable: Arc<LeaseSet>,
     /// Where the program learns that the session goes on.
     pub(crate) events: LeaseEvents,
 }
@@ -196,15 +196,14 @@ impl Destination {
     }
 }
 
-/// The leases whose workers their sessions cannot reach, until the control task reports them to the
-/// pool.
+/// Leases that their sessions report, until the control task takes them and passes that on to the pool.
 #[derive(Default)]
-pub(crate) struct UnreachableLeases {
+pub(crate) struct LeaseSet {
     leases: Mutex<BTreeSet<LeaseId>>,
     added: Notify,
 }
 
-impl UnreachableLeases {
+impl LeaseSet {
     pub(crate) fn add(&self, lease: LeaseId) {
         let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.insert(lease);
