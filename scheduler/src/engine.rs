@@ -3,7 +3,8 @@
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, requests in `engine/requests.rs`, what is reclaimed and held back for them in
-//! `engine/reclaim.rs`, `engine/holds.rs` and `engine/reservations.rs`, and leases that outlive their worker in `engine/durable.rs`,
+//! `engine/reclaim.rs`, `engine/holds.rs` and `engine/reservations.rs`, leases that compute nothing in
+//! `engine/idle.rs`, and leases that outlive their worker in `engine/durable.rs`,
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
@@ -23,6 +24,7 @@ mod destinations;
 mod durable;
 mod handover;
 mod holds;
+mod idle;
 mod interruptions;
 mod keeper_choice;
 mod moves;
@@ -44,6 +46,7 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use self::idle::IdleLeases;
 use self::reservations::Reservation;
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
@@ -94,6 +97,10 @@ pub struct Engine {
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
+    /// The leases that have had nothing to do lately.
+    idle: IdleLeases,
+    /// When further leases will have been idle for long enough to be suspended, if something waits for devices.
+    idle_at: Option<Timestamp>,
     /// Until when leases and requests wait for the same devices as now if nothing changes; `None` if something
     /// has changed since these were found out.
     settled_until: Option<Timestamp>,
@@ -133,6 +140,8 @@ impl Engine {
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,
+            idle: IdleLeases::default(),
+            idle_at: None,
             settled_until: None,
             unstable_keepers: UnstableKeepers::default(),
             options,
@@ -153,7 +162,9 @@ impl Engine {
         let is_report = matches!(
             event,
             Event::Worker {
-                event: WorkerEvent::Heartbeat | WorkerEvent::SnapshotsKept { .. },
+                event: WorkerEvent::Heartbeat
+                    | WorkerEvent::SnapshotsKept { .. }
+                    | WorkerEvent::Idle { .. },
                 ..
             }
         );
@@ -208,7 +219,7 @@ impl Engine {
         let recorded = recorded.then(|| self.leases.adopt_until());
         let all = losses.chain(ends).chain(time_over).chain(recorded);
         let all = all.chain(self.positions_due_at());
-        all.chain(self.reclaim_at).min()
+        all.chain(self.reclaim_at).chain(self.idle_at).min()
     }
 
     /// Returns the current state of the pool.
@@ -504,6 +515,10 @@ impl Engine {
 
     pub(crate) fn reclaim_at(&self) -> Option<Timestamp> {
         self.reclaim_at
+    }
+
+    pub(crate) fn idle_at(&self) -> Option<Timestamp> {
+        self.idle_at
     }
 
     pub(crate) fn attached_clients(&self) -> usize {

@@ -115,6 +115,21 @@ pub enum Suspender {
     Administrator,
     /// The lease's client, which may resume what it has suspended.
     Client,
+    /// The scheduler, as the lease computes nothing and others wait for its devices. Its client may resume
+    /// it.
+    Idleness,
+}
+
+impl Suspender {
+    /// Returns whether a lease that `before` has suspended counts as suspended by this one if this one
+    /// suspends it, too.
+    pub(crate) fn takes_over_from(self, before: Self) -> bool {
+        match self {
+            Self::Administrator => before != Self::Administrator,
+            Self::Client => before == Self::Idleness,
+            Self::Idleness => false,
+        }
+    }
 }
 
 /// What has become of a handover of snapshots.
@@ -181,6 +196,12 @@ pub enum WorkerEvent {
     StoredLeases {
         /// The leases.
         leases: Vec<LeaseId>,
+    },
+    /// The leases that have had nothing to do on the worker, each with for how long. All others of the worker
+    /// have something to do, or had a moment ago.
+    Idle {
+        /// The leases.
+        leases: BTreeMap<LeaseId, Duration>,
     },
     /// A process has died in which the worker ran its part of these leases, which have devices of
     /// other workers, too. The worker has snapshots of their sessions here, and keeps these until the

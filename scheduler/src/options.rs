@@ -74,6 +74,13 @@ pub struct Options {
     /// hours.
     pub reserve_after: Duration,
 
+    /// How long a lease must have had nothing to do until it is suspended for others that wait for its devices.
+    /// Zero: it never is.
+    ///
+    /// 10 min: longer than a program prepares data or evaluates a model on its host, and shorter than a person
+    /// leaves a notebook alone.
+    pub idle_timeout: Duration,
+
     /// What a tenant had this long ago counts half as much as what it has now, in whose request is next. If it
     /// is zero, the past does not count.
     ///
@@ -123,6 +130,7 @@ impl Default for Options {
             unreachable_timeout: Duration::from_secs(10),
             min_run_time: Duration::from_secs(10),
             reserve_after: Duration::from_secs(600),
+            idle_timeout: Duration::from_secs(600),
             half_life: Duration::from_secs(24 * 3600),
             adoption_window: Duration::from_secs(60),
             max_waiting: 16_384,

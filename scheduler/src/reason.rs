@@ -154,6 +154,9 @@ pub enum EndReason {
         "its devices were beyond the guarantee of its tenant, and a request needs them that comes first: one within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other"
     )]
     Reclaimed,
+    /// The lease had nothing to do for a while, and others waited for its devices.
+    #[error("it computed nothing for a while, and others waited for its devices")]
+    Idle,
     /// A worker of the lease stopped, as it had announced.
     #[error("worker {name} ({worker}) left the pool")]
     WorkerLeft {

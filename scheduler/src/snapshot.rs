@@ -8,6 +8,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
 use crate::device::Durability;
+use crate::event::Suspender;
 use crate::reason::{CannotMove, EndReason};
 use crate::time::Timestamp;
 
@@ -62,6 +63,8 @@ pub struct SuspensionSnapshot {
     pub needs_all: bool,
     /// Whether it was resumed, and waits for devices of one of these.
     pub is_resumed: bool,
+    /// Who has suspended it; `None` if it was resumed.
+    pub by: Option<Suspender>,
 }
 
 /// The state of a worker at one moment.

@@ -13,6 +13,8 @@ mod durations;
 mod ending;
 mod grants;
 mod handover;
+mod idle;
+mod idle_model;
 mod invariants;
 mod moves;
 mod order;

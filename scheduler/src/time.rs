@@ -24,6 +24,12 @@ impl Timestamp {
     pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
+
+    /// Returns the time this long ago, or the driver's origin if that is later.
+    pub(crate) fn saturating_sub(self, duration: Duration) -> Self {
+        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(millis))
+    }
 }
 
 impl Add<Duration> for Timestamp {

@@ -13,6 +13,7 @@ use super::Engine;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
+use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
 /// So many requests of one tenant and shape take devices of spot leases at once; others follow when these have got
@@ -169,6 +170,23 @@ impl Engine {
             from_head.take(MAX_ENTITLED_OF_SHAPE)
         });
         first.map(|rank| rank.lease).collect()
+    }
+
+    /// Returns the devices that a request could get if they were free, whose tenant has `used`.
+    pub(super) fn usable_by(
+        &self,
+        request: &QueuedRequest,
+        used: &BTreeMap<TenantName, Amounts>,
+    ) -> BTreeSet<DeviceRef> {
+        let (lease, demand) = (request.lease, &request.demand);
+        let used = used.get(&request.tenant).unwrap_or(&NOTHING);
+        let limit = &self.policy_of(&request.tenant).limit;
+        let is_guaranteed = self.queue.guaranteed().contains(lease);
+        self.pool.usable(|device| {
+            let is_within_limit = limit.allows(used, device, demand.devices);
+            let may_pass = is_guaranteed || self.may_pass(lease, demand, device);
+            is_within_limit && may_pass && demand.accepts(device)
+        })
     }
 
     /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.

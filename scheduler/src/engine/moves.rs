@@ -462,6 +462,7 @@ impl Engine {
             self.drop_snapshots(*worker, id);
         }
         self.drop_other_parts(id, &parts, &receiving, &places);
+        self.idle.forget_lease(id);
         self.update_charge(id);
         self.report_moved(id);
         true

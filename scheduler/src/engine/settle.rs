@@ -7,13 +7,13 @@ use crate::time::Timestamp;
 
 impl Engine {
     /// Has leases go on and requests granted, as far as there are devices, and takes devices back for those
-    /// that are entitled to them.
+    /// that are entitled to them, and from leases that compute nothing.
     pub(super) fn place(&mut self) {
         loop {
             self.move_leases();
             self.process_queue();
             // A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
-            if !self.drop_stale_holds() && !self.reclaim() {
+            if !self.drop_stale_holds() && !self.suspend_idle() && !self.reclaim() {
                 break;
             }
         }
@@ -39,7 +39,8 @@ impl Engine {
             self.started + RECORDED_KEEPER_TIMEOUT,
             self.ranked_at + RANK_INTERVAL,
         ]);
-        let times = times.chain(self.reclaim_at).filter(|at| *at > self.now);
+        let times = times.chain(self.reclaim_at).chain(self.idle_at);
+        let times = times.filter(|at| *at > self.now);
         let never = Timestamp::from_millis(u64::MAX);
         times.min().unwrap_or(never)
     }

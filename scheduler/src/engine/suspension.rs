@@ -1,6 +1,7 @@
 //! Leases that are suspended: they have no devices, and go on from their snapshots when they are
 //! resumed. An administrator or the lease's client does both; a client cannot resume what an
-//! administrator has suspended.
+//! administrator has suspended. The scheduler suspends leases that compute nothing (`idle.rs`), which
+//! their clients resume.
 //!
 //! The snapshots of a suspended lease are at its *holders*: the worker that ran it, and its keeper, as
 //! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease
@@ -58,10 +59,10 @@ impl Engine {
             // Its workers may lack room to hold its snapshots for long.
             Some(Standing::Resuming { cause: Some(_), .. }) => return Err(CannotMove::Interrupted),
             Some(Standing::Resuming { cause: None, .. }) => return Ok(None),
-            // From now on the client cannot resume it.
-            Some(Standing::Suspended {
-                by: Suspender::Client,
-            }) if by == Suspender::Administrator => return Ok(None),
+            // From now on the client cannot resume it, or does so only when its program wants that.
+            Some(Standing::Suspended { by: before }) if by.takes_over_from(*before) => {
+                return Ok(None);
+            }
             _ => {}
         }
         let lease = self.check_movable(id)?;
@@ -239,9 +240,9 @@ impl Engine {
 
     /// Returns how a lease is suspended, if it is.
     pub(super) fn suspension(&self, lease: &Lease) -> Option<SuspensionSnapshot> {
-        let is_resumed = match lease.standing {
-            Standing::Suspended { .. } => false,
-            Standing::Resuming { .. } => true,
+        let (is_resumed, by) = match lease.standing {
+            Standing::Suspended { by } => (false, Some(by)),
+            Standing::Resuming { .. } => (true, None),
             Standing::Running | Standing::Lost(_) => return None,
         };
         let holders = self.holder_names(lease);
@@ -249,6 +250,7 @@ impl Engine {
             holders,
             needs_all: lease.parts.len() > 1,
             is_resumed,
+            by,
         })
     }
 
@@ -303,6 +305,9 @@ impl Engine {
         let cause = match &lease.standing {
             Standing::Resuming { .. } if lease.is_reclaimed => Some(EndReason::Reclaimed),
             Standing::Resuming { cause, .. } => cause.clone(),
+            Standing::Suspended {
+                by: Suspender::Idleness,
+            } => Some(EndReason::Idle),
             Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => None,
         };
         let needs_all = lease.parts.len() > 1 && !waits_for.is_empty();

@@ -50,6 +50,7 @@ impl Engine {
                 self.on_handed_over(worker, &handed_over);
                 self.set_stored(worker, &here, &in_store);
             }
+            WorkerEvent::Idle { leases } => self.on_idle(worker, &leases),
             WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),
             WorkerEvent::Interrupted { leases } => self.on_interrupted(worker, leases),
             WorkerEvent::Released { lease, busy } => {
@@ -74,6 +75,8 @@ impl Engine {
             self.pool.insert(worker, registration, stream, self.now);
         }
         self.forget_announced(worker);
+        // What it has reported may have changed while it had no stream.
+        self.idle.forget(worker);
     }
 
     /// Records the ended leases that the worker reports as not released, and sends
@@ -100,6 +103,7 @@ impl Engine {
         let Some(worker) = self.pool.remove(id) else {
             return;
         };
+        self.idle.forget(id);
         let name = || worker.name().to_owned();
         for lease in worker.leases() {
             let reason = match worker.is_leaving() {

@@ -39,6 +39,7 @@ impl World {
         };
         worker.known = Some(known);
         worker.not_lost_before = 0;
+        worker.idle.clear();
         let registration = Registration {
             endpoint: endpoint(worker.id),
             devices,

@@ -32,6 +32,9 @@ impl World {
         }
         assert!(epoch > token.epoch);
         devices.iter().for_each(|it| self.take_device(lease, it));
+        for worker in &mut self.workers {
+            worker.idle.remove(&lease);
+        }
         let is_cut_off = self.is_cut_off(client, lease);
         let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
         let memory_bytes = memory_bytes.min().unwrap_or_default();
@@ -47,6 +50,8 @@ impl World {
             );
             moved.lost_until = None;
             let have_snapshots = match moved.is_suspended {
+                // It was suspended in this event, and goes on elsewhere at once.
+                true if moved.parts.is_empty() => true,
                 true => are_at_holders(&device_refs, &moved.parts, load_stored),
                 false => {
                     let keeper = moved.keepers.values().next().map(|keeper| keeper.worker);

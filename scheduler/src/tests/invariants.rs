@@ -25,6 +25,7 @@ impl World {
         self.check_reclaims();
         self.check_reservations();
         self.check_spot();
+        self.check_idle();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
                 (
@@ -231,7 +232,9 @@ impl World {
             let reclaim_at = self.engine.reclaim_at().map(|at| at.as_millis());
             // Otherwise it would be done.
             assert!(reclaim_at.is_none_or(|at| at > self.now));
-            let next = next.into_iter().chain(reclaim_at).min();
+            let idle_at = self.engine.idle_at().map(|at| at.as_millis());
+            assert!(idle_at.is_none_or(|at| at > self.now));
+            let next = next.into_iter().chain(reclaim_at).chain(idle_at).min();
             assert_eq!(self.engine.next_deadline(), next.map(at));
         }
     }

@@ -61,6 +61,16 @@ enum Op {
     Interrupt {
         worker: usize,
     },
+    /// Some leases have something to do at a worker.
+    Work {
+        worker: usize,
+        leases: u32,
+    },
+    ReportIdle {
+        worker: usize,
+    },
+    /// All workers report which leases are idle.
+    AllReportIdle,
     /// Workers and clients report that all leases could go on from snapshots.
     AllKept,
     WorkerDisconnected {
@@ -283,6 +293,38 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Ops after which leases are idle, and others need their devices.
+fn idle_op() -> impl Strategy<Value = Op> {
+    let (client, worker) = (|| 0..CLIENTS, || 0..WORKERS);
+    let kind = prop_oneof![2 => Just(None), 2 => Just(Some("flex")), 1 => Just(Some("vulkan"))];
+    let durability = prop_oneof![6 => Just(Durability::Auto), 1 => Just(Durability::Off)];
+    let demand = (1..5_u32, kind, durability).prop_map(|(devices, kind, durability)| Demand {
+        devices,
+        kind: kind.map(str::to_owned),
+        memory_bytes: 0,
+        durability,
+        recover_within: None,
+        max_duration: None,
+        is_spot: false,
+    });
+    let millis = prop_oneof![3 => Just(5_000), 2 => 0..4_000_u64];
+    prop_oneof![
+        10 => (client(), demand).prop_map(
+            |(client, demand)| Op::Request { client, demand, priority: 0 }
+        ),
+        4 => Just(Op::AllKept),
+        4 => Just(Op::AllReportIdle),
+        2 => worker().prop_map(|worker| Op::ReportIdle { worker }),
+        3 => (worker(), 0..16_u32).prop_map(|(worker, leases)| Op::Work { worker, leases }),
+        5 => millis.prop_map(|millis| Op::Wait { millis }),
+        4 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
+            .prop_map(|(worker, devices)| Op::Finish { worker, devices }),
+        3 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::ResumeLease { nth, by }),
+        2 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
+        4 => op(),
+    ]
+}
+
 fn suspender() -> impl Strategy<Value = Suspender> {
     prop_oneof![Just(Suspender::Administrator), Just(Suspender::Client)]
 }
@@ -304,6 +346,8 @@ fn worker_op() -> impl Strategy<Value = Op> {
         4 => (0..64_usize, suspender()).prop_map(|(nth, by)| Op::ResumeLease { nth, by }),
         3 => (worker(), prop::bool::ANY).prop_map(|(worker, all)| Op::SnapshotsKept { worker, all }),
         3 => worker().prop_map(|worker| Op::Interrupt { worker }),
+        2 => worker().prop_map(|worker| Op::ReportIdle { worker }),
+        1 => (worker(), 0..16_u32).prop_map(|(worker, leases)| Op::Work { worker, leases }),
         3 => worker().prop_map(|worker| Op::WorkerDisconnected { worker }),
         1 => worker().prop_map(|worker| Op::CloseSessions { worker }),
         8 => (worker(), prop_oneof![3 => Just(u32::MAX), 1 => 0..8_u32])
@@ -363,6 +407,9 @@ fn apply(world: &mut World, op: Op) {
         Op::SnapshotsKept { worker, all } => world.snapshots_kept(worker, all),
         Op::AllKept => world.all_kept(),
         Op::Interrupt { worker } => world.interrupt(worker),
+        Op::Work { worker, leases } => world.work(worker, leases),
+        Op::ReportIdle { worker } => world.report_idle(worker),
+        Op::AllReportIdle => (0..WORKERS).for_each(|worker| world.report_idle(worker)),
         Op::WorkerDisconnected { worker } => world.worker_disconnected(worker),
         Op::CloseSessions { worker } => world.close_sessions(worker),
         Op::Finish { worker, devices } => world.finish(worker, |index| devices >> index & 1 == 1),
@@ -432,6 +479,42 @@ proptest! {
     fn any_events_with_reclaims(ops in vec(reclaiming_op(), 1..80), which in 1..POLICIES) {
         let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
         check_any(start.into_iter().chain(ops).collect());
+    }
+
+    /// The same while leases are idle, and others need their devices.
+    #[test]
+    fn any_events_with_idle_leases(ops in vec(idle_op(), 1..80), which in 0..POLICIES) {
+        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        check_any(start.into_iter().chain(ops).collect());
+    }
+
+    /// One request waits for devices of leases that are idle since different times.
+    #[test]
+    fn any_choice_of_idle_leases(
+        leases in vec((1..4_u32, 0..3_000_u64), 2..7),
+        work in vec((0..WORKERS, 0..16_u32, 0..3_000_u64), 0..6),
+        wanted in 1..6_u32,
+    ) {
+        let exact = |devices| Demand {
+            devices,
+            kind: Some("flex".into()),
+            memory_bytes: 0,
+            durability: Durability::Auto,
+            recover_within: None,
+            max_duration: None,
+            is_spot: false,
+        };
+        let wait = |millis| Op::Wait { millis };
+        let join = Op::Join { worker: 3, changed: true };
+        let leases = leases.into_iter().flat_map(|(devices, millis)| {
+            [request(0, exact(devices)), Op::Cancel { client: 0, nth: 0 }, wait(millis)]
+        });
+        let work = work.into_iter().flat_map(|(worker, leases, millis)| {
+            [Op::Work { worker, leases }, wait(millis)]
+        });
+        let ops = [join].into_iter().chain(leases).chain([Op::AllKept]).chain(work);
+        let last = [wait(2_000), Op::AllReportIdle, request(1, exact(wanted)), wait(9_000)];
+        check_any(ops.chain(last).collect());
     }
 
     /// With restarts, only the invariants are checked: all parties agree in the end.

@@ -47,7 +47,7 @@ pub(super) fn queued_guaranteed(client: u64, request: u64, position: u32) -> Com
     queued_for(client, request, position, WaitReason::Guaranteed)
 }
 
-fn queued_at_limit(client: u64, request: u64, position: u32) -> Command {
+pub(super) fn queued_at_limit(client: u64, request: u64, position: u32) -> Command {
     queued_for(client, request, position, WaitReason::TenantLimit)
 }
 

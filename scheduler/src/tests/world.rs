@@ -40,6 +40,10 @@ pub(super) struct World {
     pub(super) reports: BTreeMap<(usize, LeaseId), (u64, u64)>,
     /// The lease that an administrator moves at this moment.
     pub(super) commanded: Option<LeaseId>,
+    /// The leases that the present event has suspended because they were idle, as they were before.
+    pub(super) made_room: Vec<(LeaseId, SimLease)>,
+    /// What the requests wanted that the present event has granted.
+    pub(super) granted: Vec<Demand>,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -61,6 +65,10 @@ pub(super) struct SimWorker {
     pub(super) unanswered: BTreeSet<LeaseId>,
     /// The devices that it reports as out of service.
     pub(super) broken: BTreeSet<u32>,
+    /// When each lease had something to do there last.
+    pub(super) worked: BTreeMap<LeaseId, u64>,
+    /// The leases that it has reported on its present stream to be idle, each with since when.
+    pub(super) idle: BTreeMap<LeaseId, u64>,
     /// The engine's expected view of it; `None` before it joined and after it was lost.
     pub(super) known: Option<KnownWorker>,
 }
@@ -186,11 +194,15 @@ pub(super) fn tenant_of(client: usize) -> TenantName {
 pub(super) const MAX_WAITING: usize = 6;
 pub(super) const MAX_WAITING_PER_CLIENT: usize = 3;
 
+/// Short enough to pass often.
+pub(super) const IDLE_TIMEOUT_MS: u64 = 5_000;
+
 pub(super) fn engine_at(now: u64, term: u64) -> Engine {
     let options = Options {
         // The past counts within the times of a test.
         half_life: Duration::from_secs(60),
         reserve_after: Duration::from_millis(RESERVE_AFTER),
+        idle_timeout: Duration::from_millis(IDLE_TIMEOUT_MS),
         ..bounds(MAX_WAITING, MAX_WAITING_PER_CLIENT)
     };
     Engine::new(options, term, at(now))
@@ -208,6 +220,8 @@ impl World {
             busy: BTreeSet::new(),
             unanswered: BTreeSet::new(),
             broken: BTreeSet::new(),
+            worked: BTreeMap::new(),
+            idle: BTreeMap::new(),
             known: None,
         };
         let client = |id| SimClient {
@@ -234,6 +248,8 @@ impl World {
             latest: BTreeMap::new(),
             reports: BTreeMap::new(),
             commanded: None,
+            made_room: Vec::new(),
+            granted: Vec::new(),
         }
     }
 
@@ -259,6 +275,8 @@ impl World {
         }
         self.check_grants(&commands);
         let granted = self.granted(&commands);
+        self.made_room.clear();
+        self.granted.clear();
         for command in &commands {
             self.apply_command(&event, command);
         }
@@ -371,6 +389,8 @@ impl World {
                 }
                 if *cause == Some(EndReason::Reclaimed) {
                     self.reclaim(*lease);
+                } else if *cause == Some(EndReason::Idle) {
+                    self.make_room(*lease);
                 } else if cause.is_some() {
                     self.leave_lost_worker(*lease);
                 }
@@ -490,6 +510,7 @@ impl World {
     ) {
         let granted = self.find_request(client, request);
         let granted = self.waiting.remove(granted);
+        self.granted.push(granted.demand.clone());
         assert_eq!(granted.lease, lease);
         assert_eq!(granted.demand.devices as usize, devices.len());
         for leased in devices {

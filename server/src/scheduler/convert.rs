@@ -338,6 +338,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Reclaimed
         | EndReason::TimeOver
+        | EndReason::Idle
         | EndReason::ByAdministrator
         | EndReason::Unknown => ErrorCode::Lease,
         EndReason::TokenRevoked => ErrorCode::Token,

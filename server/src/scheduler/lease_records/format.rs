@@ -82,6 +82,7 @@ enum StoredStanding {
     Lost { reason: String },
     SuspendedByAdministrator,
     SuspendedByClient,
+    SuspendedForIdleness,
     Resuming { cause: Option<String> },
 }
 
@@ -263,6 +264,7 @@ impl From<&RecordedStanding> for StoredStanding {
             },
             RecordedStanding::Suspended(Suspender::Administrator) => Self::SuspendedByAdministrator,
             RecordedStanding::Suspended(Suspender::Client) => Self::SuspendedByClient,
+            RecordedStanding::Suspended(Suspender::Idleness) => Self::SuspendedForIdleness,
             RecordedStanding::Resuming(cause) => Self::Resuming {
                 cause: cause.clone(),
             },
@@ -277,6 +279,7 @@ impl From<StoredStanding> for RecordedStanding {
             StoredStanding::Lost { reason } => Self::Lost(reason),
             StoredStanding::SuspendedByAdministrator => Self::Suspended(Suspender::Administrator),
             StoredStanding::SuspendedByClient => Self::Suspended(Suspender::Client),
+            StoredStanding::SuspendedForIdleness => Self::Suspended(Suspender::Idleness),
             StoredStanding::Resuming { cause } => Self::Resuming(cause),
         }
     }

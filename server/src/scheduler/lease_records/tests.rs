@@ -70,6 +70,7 @@ fn records() -> Vec<(LeaseId, LeaseRecord)> {
         RecordedStanding::Lost("it is gone".into()),
         RecordedStanding::Suspended(Suspender::Administrator),
         RecordedStanding::Suspended(Suspender::Client),
+        RecordedStanding::Suspended(Suspender::Idleness),
         RecordedStanding::Resuming(cause),
         RecordedStanding::Resuming(None),
     ];
