@@ -5,8 +5,8 @@ use std::pin::Pin;
 use tensord_proto::{
     ids::{LeaseId, PartId, StoreId},
     v1::{
-        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, InterruptedLease, KeepSnapshots,
-        KeptLease, LeaseGranted, OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
+        KeepSnapshots, KeptLease, LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 
@@ -91,6 +91,12 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Returns the leases with devices of other workers whose process here has died, and that could
     /// go on from snapshots.
     fn interrupted_leases(&self) -> Vec<InterruptedLease> {
+        Vec::new()
+    }
+
+    /// Returns the leases that have had nothing to do for a while, and for how long. A host that takes no
+    /// snapshots need not know, as its leases are not suspended.
+    fn idle_leases(&self) -> Vec<IdleLease> {
         Vec::new()
     }
 

@@ -123,6 +123,12 @@ impl OpProgress {
         })
     }
 
+    /// Returns the number of steps so far.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
     /// Records that the next step begins.
     pub(crate) fn begin_step(&self) {
         let steps = self.steps.load(Ordering::Relaxed);

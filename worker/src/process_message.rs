@@ -305,6 +305,12 @@ pub(crate) struct Report {
     /// What the lease has used of each device, as this process has counted it.
     #[prost(btree_map = "uint32, message", tag = "4")]
     pub(crate) used: std::collections::BTreeMap<u32, v1::UsageCounters>,
+    /// Number of steps that the sessions have executed. Lower after a session has ended.
+    #[prost(uint64, tag = "5")]
+    pub(crate) steps: u64,
+    /// Whether a session has something to do.
+    #[prost(bool, tag = "6")]
+    pub(crate) is_busy: bool,
 }
 
 /// The devices that can be opened, and those that cannot.

@@ -280,6 +280,7 @@ impl Registration {
             interrupted: self.host.interrupted_leases(),
             in_store: self.host.leases_in_store().iter().map(|it| it.0).collect(),
             leases: self.host.lease_usage(),
+            idle: self.host.idle_leases(),
         }
     }
 

@@ -394,6 +394,24 @@ impl Session {
         self.progress.torn_down.load(Ordering::Acquire) && !self.op_progress.has_late_reads()
     }
 
+    /// Returns the number of steps that the session has executed: ops, reads and other work.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn steps(&self) -> u64 {
+        self.op_progress.steps()
+    }
+
+    /// Returns whether the session has nothing to do: nothing is queued, deferred or executed, and no read is
+    /// in flight. Does not wait for a step that is running.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_idle(&self) -> bool {
+        let Ok(runner) = self.runner.try_lock() else {
+            return false;
+        };
+        let is_idle = runner.as_ref().is_none_or(Runner::is_idle);
+        drop(runner);
+        is_idle && self.work_queue.is_idle()
+    }
+
     /// Completes the end: notifies the cohort and the client, and drops all state.
     fn tear_down(&self, runner: Runner, error: Error) {
         self.op_progress.begin_step();

@@ -9,6 +9,7 @@
 //! - `table` decides, as a pure state machine; [`Supervisor`] executes.
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
 //! - `turns` decides which process may use a device that several leases share.
+//! - `activity` tells since when a lease has had nothing to do.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
 //! - `snapshots` has the snapshots of this worker's sessions. `snapshot_copies` has them copied, by
 //!   way of a `copy_queue` each: `keeper_link` sends them to the lease's keeper, `store_link` writes
@@ -26,6 +27,7 @@
 //! - `host` implements `LeaseHost`, by which the registration controls the leases.
 //! - `unrouted` answers connections that belong to no process.
 
+mod activity;
 mod copy_progress;
 mod copy_queue;
 mod describe;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use tensord_proto::{
     grant::number,
@@ -183,6 +184,17 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
         handed_over,
         here,
         in_store: in_store.map(LeaseId).collect(),
+    }
+}
+
+/// Converts a worker's list of leases that have nothing to do. Takes at most [`MAX_DEVICES`] entries.
+pub(super) fn idle_leases(leases: &[v1::IdleLease]) -> WorkerEvent {
+    let leases = leases.iter().take(MAX_DEVICES).map(|idle| {
+        let idle_for = Duration::from_millis(idle.idle_ms);
+        (LeaseId(idle.lease_id), idle_for)
+    });
+    WorkerEvent::Idle {
+        leases: leases.collect(),
     }
 }
 

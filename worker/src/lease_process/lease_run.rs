@@ -374,10 +374,13 @@ fn live_bytes(report: &Report) -> u64 {
 }
 
 fn report(registry: &Registry, lease: LeaseId) -> Report {
+    let (steps, is_busy) = registry.activity();
     Report {
         used: registry.used_by(lease),
         live_sessions: registry.live_session_count() as u32,
         usage: registry.usage_by_device(),
         out_of_service: registry.out_of_service(),
+        steps,
+        is_busy,
     }
 }

@@ -146,6 +146,16 @@ impl LeaseHost for Registry {
 }
 
 impl Registry {
+    /// Returns the number of steps that the present sessions have executed, and whether one has something to
+    /// do.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn activity(&self) -> (u64, bool) {
+        let sessions = self.all_sessions();
+        let steps = sessions.iter().map(|session| session.steps());
+        let steps = steps.fold(0, u64::wrapping_add);
+        (steps, sessions.iter().any(|session| !session.is_idle()))
+    }
+
     /// Returns the usage of each device, by its index.
     pub(crate) fn usage_by_device(&self) -> BTreeMap<u32, DeviceUsage> {
         let now = Instant::now();

@@ -372,6 +372,12 @@ impl Runner {
         self.deferred.is_empty() && self.collectives.is_idle()
     }
 
+    /// Returns whether no work is left to execute.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.plans.is_empty() && self.is_drained() && !self.uploads.awaits_payload()
+    }
+
     /// Lets marks copy as much as `limit` returns from a device that shares no memory with the host;
     /// at first they may copy nothing.
     pub(crate) fn allow_copies(&mut self, limit: CopyLimit) {

@@ -216,6 +216,15 @@ impl WorkQueue {
         (payload, credit)
     }
 
+    /// Returns whether there is no work, and none of a runner that is paused.
+    #[cfg(target_os = "linux")]
+    pub(super) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        let is_waiting = state.scheduled || state.blocked || state.awaits_payload;
+        let is_empty = state.items.is_empty() && state.outcomes.is_empty();
+        is_empty && !is_waiting && state.reads_in_flight.count == 0
+    }
+
     /// Returns whether there is nothing to pass to a waiting runner, which has room for
     /// items if `has_room` is true. If so, the session is marked as not scheduled, and the
     /// next event schedules it.

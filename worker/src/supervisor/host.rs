@@ -7,8 +7,8 @@ use tensord_proto::{
     ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, InterruptedLease, KeepSnapshots,
-        KeptLease, LeaseGranted, OutOfService, SendSnapshots,
+        DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
+        KeepSnapshots, KeptLease, LeaseGranted, OutOfService, SendSnapshots,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -213,6 +213,19 @@ impl LeaseHost for Supervisor {
             reason: reason.clone(),
         });
         interrupted.collect()
+    }
+
+    fn idle_leases(&self) -> Vec<IdleLease> {
+        let now = Instant::now();
+        let leases = lock(&self.leases);
+        let idle = leases.iter().filter_map(|(lease, running)| {
+            let idle_for = running.activity.idle_for(now)?;
+            Some(IdleLease {
+                lease_id: lease.0,
+                idle_ms: u64::try_from(idle_for.as_millis()).unwrap_or(u64::MAX),
+            })
+        });
+        idle.collect()
     }
 
     fn end_all(&self, error: &Error) {

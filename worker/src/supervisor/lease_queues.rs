@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs::File,
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use tensord_proto::{
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     CONNECTION_QUEUE, TASK_QUEUE,
+    activity::Activity,
     copy_progress::CopyProgress,
     keeper_link::Keeper,
     kept_uploads::KeptSegment,
@@ -46,6 +48,7 @@ pub(super) struct RunningLease {
     pub(super) is_suspended: bool,
     /// The process's latest report, as far as it is plausible.
     pub(super) report: Arc<Mutex<Report>>,
+    pub(super) activity: Activity,
     /// The other ends, until the process is started.
     pub(super) queues: Option<LeaseQueues>,
 }
@@ -141,6 +144,7 @@ impl RunningLease {
             is_over: false,
             is_suspended: false,
             report,
+            activity: Activity::new(Instant::now()),
             queues: Some(queues),
         }
     }

@@ -205,6 +205,10 @@ impl ProcessRun<'_> {
                 if !self.has_had_sessions {
                     report.live_sessions = 1;
                 }
+                if let Some(running) = lock(&supervisor.leases).get_mut(&self.lease) {
+                    let (steps, is_busy) = (report.steps, report.is_busy);
+                    running.activity.on_report(Instant::now(), steps, is_busy);
+                }
                 let old = std::mem::replace(&mut *lock(latest), report.clone());
                 let is_due = |at: Instant| at.elapsed() >= REPORT_INTERVAL;
                 if old.out_of_service != report.out_of_service

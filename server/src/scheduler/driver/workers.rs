@@ -226,6 +226,8 @@ impl Driver {
         let kept = worker_events::kept(worker, &heartbeat.kept, &heartbeat.in_store);
         self.apply(event(worker, id, WorkerEvent::Heartbeat));
         self.apply(event(worker, id, kept));
+        let idle = worker_events::idle_leases(&heartbeat.idle);
+        self.apply(event(worker, id, idle));
         if !heartbeat.interrupted.is_empty() {
             let interrupted = worker_events::interrupted_leases(&heartbeat.interrupted);
             self.apply(event(worker, id, interrupted));

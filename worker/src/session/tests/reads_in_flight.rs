@@ -205,3 +205,21 @@ fn offers_behind_a_slow_read_are_bounded() {
         "the session went on"
     );
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn session_is_busy_until_nothing_is_left_to_do() {
+    let (mut harness, waiting) = start_reads(2, 1);
+    assert!(!harness.session.is_idle(), "the device is reading a value");
+    complete_reads(&mut harness, &waiting, 1);
+    assert!(harness.session.is_idle());
+    let steps = harness.session.steps();
+    harness.ops(&[add(1, 1, 2)]);
+    harness.deliver(usize::MAX).unwrap();
+    assert!(!harness.session.is_idle(), "an op is queued");
+    harness.run_all();
+    assert!(harness.session.is_idle() && harness.session.steps() > steps);
+    harness.upload_from(3, Content::Payload { keep: None });
+    harness.run_all();
+    assert!(!harness.session.is_idle(), "the bytes are missing");
+}
