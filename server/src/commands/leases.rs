@@ -46,6 +46,8 @@ struct Lease<'a> {
     needs_all: bool,
     /// Whether it could go on from a snapshot store, at any workers that have it open.
     in_store: bool,
+    /// Whether the scheduler has suspended it because it computed nothing.
+    idle: bool,
 }
 
 #[derive(Serialize)]
@@ -194,6 +196,7 @@ pub(super) fn json_of(lease: &LeaseInfo) -> impl Serialize {
         resumed: lease.resumed,
         needs_all: lease.needs_all,
         in_store: lease.in_store,
+        idle: lease.idle,
     }
 }
 
@@ -235,8 +238,12 @@ fn row(lease: &LeaseInfo) -> [String; 6] {
             format!("waits for devices of {workers}, or like ones elsewhere")
         }
         _ if !lease.suspended_at.is_empty() => {
+            let cause = match lease.idle {
+                true => " as it was idle",
+                false => "",
+            };
             format!(
-                "suspended; its state is at {}",
+                "suspended{cause}; its state is at {}",
                 names(&lease.suspended_at, "and")
             )
         }
@@ -328,6 +335,20 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
 ";
         assert_eq!(to_table(&leases()), expected);
         assert_eq!(to_table(&[]), "the pool has no leases\n");
+    }
+
+    #[test]
+    fn lease_that_was_idle_is_listed_as_such() {
+        let [.., suspended, _, _] = leases();
+        let idle = LeaseInfo {
+            idle: true,
+            ..suspended
+        };
+        let [.., standing] = row(&idle);
+        assert_eq!(
+            standing,
+            "suspended as it was idle; its state is at worker gpu-1"
+        );
     }
 
     #[test]

@@ -147,6 +147,9 @@ fn does_not_wait(lease: &LeaseInfo) -> String {
     let id = leases::lease_name(lease);
     let places = leases::places_text(lease);
     match (lease.suspended_at.is_empty(), places.is_empty()) {
+        (false, _) if lease.idle => format!(
+            "lease {id} does not wait for devices: it is suspended, as it computed nothing for a while and others waited for its devices; it goes on when its program uses it\n"
+        ),
         (false, _) => format!(
             "lease {id} does not wait for devices: it is suspended; `tensord lease resume {id}` lets it go on\n"
         ),
@@ -409,6 +412,14 @@ mod tests {
         assert_eq!(
             does_not_wait(&suspended),
             "lease 000000000000009a does not wait for devices: it is suspended; `tensord lease resume 000000000000009a` lets it go on\n"
+        );
+        let idle = LeaseInfo {
+            idle: true,
+            ..suspended
+        };
+        assert_eq!(
+            does_not_wait(&idle),
+            "lease 000000000000009a does not wait for devices: it is suspended, as it computed nothing for a while and others waited for its devices; it goes on when its program uses it\n"
         );
     }
 }

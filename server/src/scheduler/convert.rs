@@ -370,6 +370,7 @@ pub(super) fn suspended(
         waits_for,
         needs_all,
         cause: cause.map(ToString::to_string).unwrap_or_default(),
+        idle: cause == Some(&EndReason::Idle),
     }))
 }
 

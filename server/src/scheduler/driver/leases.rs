@@ -155,6 +155,7 @@ impl Driver {
             is_stored,
             ..
         } = lease;
+        let by = suspension.as_ref().and_then(|it| it.by);
         let (suspended_at, needs_all, resumed) = match suspension {
             Some(it) => (it.holders, it.needs_all, it.is_resumed),
             None => (Vec::new(), false, false),
@@ -178,6 +179,7 @@ impl Driver {
             resumed,
             needs_all,
             in_store: is_stored,
+            idle: by == Some(Suspender::Idleness),
         })
     }
 }
