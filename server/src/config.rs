@@ -101,6 +101,8 @@ pub(crate) struct SchedulerConfig {
     pub(crate) half_life: Duration,
     /// How long a request that is next waits until others pass it only if they can be suspended.
     pub(crate) reserve_after: Duration,
+    /// How long a lease must have had nothing to do before it is suspended for others; zero if it never is.
+    pub(crate) idle_timeout: Duration,
 }
 
 /// The settings of a worker, and the pool it joins.

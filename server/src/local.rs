@@ -55,6 +55,7 @@ impl LocalPool {
         options.timing.lease_token_life = config.lease_token_life;
         options.engine.half_life = config.half_life;
         options.engine.reserve_after = config.reserve_after;
+        options.engine.idle_timeout = config.idle_timeout;
         options.past_use = Some(PastUseFile::open(&state)?);
         options.usage = Some(UsageLog::open(&state)?);
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;

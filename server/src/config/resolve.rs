@@ -201,6 +201,7 @@ impl Layers<'_> {
                 lease_token_life: token_life(settings.lease_token_seconds),
                 half_life: half_life(settings.half_life),
                 reserve_after: reserve_after(settings.reserve_after),
+                idle_timeout: idle_timeout(settings.idle_timeout),
                 state,
                 listen,
                 advertise,
@@ -222,6 +223,7 @@ impl Layers<'_> {
             lease_token_life: token_life(settings.lease_token_seconds),
             half_life: half_life(settings.half_life),
             reserve_after: reserve_after(settings.reserve_after),
+            idle_timeout: idle_timeout(settings.idle_timeout),
             state,
             listen: or_default(settings.listen, unspecified_addr(POOL_PORT)),
             advertise: settings.advertise.map(|Host(host)| host),
@@ -376,6 +378,13 @@ fn reserve_after(given: Option<Period>) -> Duration {
     given.map_or_else(
         || tensord_scheduler::Options::default().reserve_after,
         |Period(time)| time,
+    )
+}
+
+fn idle_timeout(given: Option<Period>) -> Duration {
+    given.map_or_else(
+        || tensord_scheduler::Options::default().idle_timeout,
+        |Period(idle_timeout)| idle_timeout,
     )
 }
 

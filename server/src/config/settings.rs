@@ -71,6 +71,9 @@ pub(crate) struct UpSettings {
     /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
+    /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TENSORD_IDLE_TIMEOUT")]
+    pub(crate) idle_timeout: Option<Period>,
 }
 
 /// Settings of `scheduler`: a pool's scheduler alone.
@@ -98,6 +101,9 @@ pub(crate) struct SchedulerSettings {
     /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
+    /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TENSORD_IDLE_TIMEOUT")]
+    pub(crate) idle_timeout: Option<Period>,
 }
 
 /// Settings of `worker`: one host's devices.
@@ -253,6 +259,7 @@ impl UpSettings {
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
             half_life: self.half_life.or(fallback.half_life),
             reserve_after: self.reserve_after.or(fallback.reserve_after),
+            idle_timeout: self.idle_timeout.or(fallback.idle_timeout),
         }
     }
 }
@@ -268,6 +275,7 @@ impl SchedulerSettings {
             lease_token_seconds: self.lease_token_seconds.or(fallback.lease_token_seconds),
             half_life: self.half_life.or(fallback.half_life),
             reserve_after: self.reserve_after.or(fallback.reserve_after),
+            idle_timeout: self.idle_timeout.or(fallback.idle_timeout),
         }
     }
 }

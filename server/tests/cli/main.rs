@@ -195,7 +195,7 @@ fn invalid_setting_exits_64_with_one_line_that_names_it() {
         &["up", "--config", &shown],
         &[],
         &format!(
-            "{shown}:2: unknown field `lisen`, expected one of `listen`, `advertise`, `devices`, `name`, `memory`, `upload-cache`, `snapshot-memory`, `snapshots`, `collective-timeout`, `op-timeout`, `bucket-size`, `worker-listen`, `audit-log-size`, `audit-log-files`, `lease-token-seconds`, `half-life`, `reserve-after`"
+            "{shown}:2: unknown field `lisen`, expected one of `listen`, `advertise`, `devices`, `name`, `memory`, `upload-cache`, `snapshot-memory`, `snapshots`, `collective-timeout`, `op-timeout`, `bucket-size`, `worker-listen`, `audit-log-size`, `audit-log-files`, `lease-token-seconds`, `half-life`, `reserve-after`, `idle-timeout`"
         ),
     );
     refused(

@@ -74,6 +74,7 @@ impl OwnPool {
             lease_token_life: LEASE_TOKEN_LIFE,
             half_life: Duration::ZERO,
             reserve_after: Duration::from_secs(600),
+            idle_timeout: Duration::ZERO,
         };
         let pool = LocalPool::start(&config).await?;
         let made = "the tokens of a new pool are valid";

@@ -65,6 +65,7 @@ fn unset_settings_have_defaults() {
     assert_eq!(life, Duration::from_secs(600));
     assert_eq!(config.scheduler.half_life, Duration::from_secs(86_400));
     assert_eq!(config.scheduler.reserve_after, Duration::from_secs(600));
+    assert_eq!(config.scheduler.idle_timeout, Duration::from_secs(600));
 }
 
 #[test]
@@ -81,6 +82,7 @@ fn flags_override_the_file_which_overrides_defaults() {
         lease-token-seconds = 60
         half-life = \"12h\"
         reserve-after = \"1h\"
+        idle-timeout = \"5m\"
         [scheduler]
         listen = \"0.0.0.0:9\"
     ";
@@ -98,8 +100,9 @@ fn flags_override_the_file_which_overrides_defaults() {
     assert_eq!(life, Duration::from_secs(60));
     assert_eq!(config.scheduler.half_life, Duration::from_secs(12 * 3600));
     assert_eq!(config.scheduler.reserve_after, Duration::from_secs(3600));
+    assert_eq!(config.scheduler.idle_timeout, Duration::from_secs(300));
 
-    let line = "tensord up --audit-log-size 0 --lease-token-seconds 5 --half-life 0s --reserve-after 0s --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
+    let line = "tensord up --audit-log-size 0 --lease-token-seconds 5 --half-life 0s --reserve-after 0s --idle-timeout 0s --listen 0.0.0.0:2 --devices flex*3 --state /t --drain-seconds 4";
     let config = up(line, file);
     assert_eq!(config.scheduler.listen, "0.0.0.0:2".parse().unwrap());
     assert_eq!(config.scheduler.advertise.as_deref(), Some("pool.example"));
@@ -110,6 +113,7 @@ fn flags_override_the_file_which_overrides_defaults() {
     assert_eq!(life, Duration::from_secs(5));
     assert_eq!(config.scheduler.half_life, Duration::ZERO);
     assert_eq!(config.scheduler.reserve_after, Duration::ZERO);
+    assert_eq!(config.scheduler.idle_timeout, Duration::ZERO);
     assert_eq!(config.node.devices.len(), 3);
     assert_eq!(config.drain, Duration::from_secs(4));
 }
