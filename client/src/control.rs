@@ -63,6 +63,9 @@ const MARK_CHECK: Duration = Duration::from_millis(5);
 /// Pause between attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// The id of requests whose replies nobody waits for. Those of the program begin at 1.
+const UNAWAITED_REQUEST: u64 = 0;
+
 /// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 64;
 
@@ -112,6 +115,8 @@ struct Control {
     requests: mpsc::Receiver<Call>,
     withdrawals: Arc<Withdrawals>,
     unreachable: Arc<LeaseSet>,
+    /// The leases that the program uses, and that are suspended because they were idle.
+    used: Arc<LeaseSet>,
     pending: HashMap<RequestId, LeaseCall>,
     /// The requests to suspend or resume leases that were sent on the present stream.
     standing_calls: HashMap<RequestId, StandingCall>,
@@ -131,6 +136,7 @@ impl Control {
             requests,
             withdrawals,
             unreachable: Arc::default(),
+            used: Arc::default(),
             pending: HashMap::new(),
             standing_calls: HashMap::new(),
             leases: HashMap::new(),
@@ -247,6 +253,20 @@ impl Control {
             .map(|lease| client_message::Body::Unreachable(WorkerUnreachable { lease_id: lease.0 }))
     }
 
+    /// Returns the messages that resume the leases which the program uses although they are suspended, as they
+    /// were idle. If the pool refuses, somebody has suspended them for another reason meanwhile, which it
+    /// reports.
+    fn resume_messages(&self) -> impl Iterator<Item = client_message::Body> + use<> {
+        let leases = self.used.take().into_iter();
+        leases.map(|lease| {
+            client_message::Body::ChangeStanding(ChangeStanding {
+                request_id: UNAWAITED_REQUEST,
+                lease_id: lease.0,
+                suspend: false,
+            })
+        })
+    }
+
     /// Returns the messages about leases of which it has changed whether they could go on from
     /// snapshots.
     fn restorable_messages(&mut self) -> Vec<client_message::Body> {
@@ -272,6 +292,7 @@ impl Control {
             let (mut messages, left) = self.apply_withdrawals();
             messages.extend(self.release_messages());
             messages.extend(self.unreachable_messages());
+            messages.extend(self.resume_messages());
             messages.extend(self.restorable_messages());
             messages.extend(self.mark_messages());
             let mut held_leases = self.leases.values();
@@ -314,6 +335,7 @@ impl Control {
                 }
                 () = self.withdrawals.added() => {}
                 () = self.unreachable.added() => {}
+                () = self.used.added() => {}
                 () = sleep(check), if !self.leases.is_empty() => {}
             }
         }
@@ -474,7 +496,8 @@ impl Control {
     fn granted(&mut self, granted: Granted) {
         let lease = LeaseId(granted.lease_id);
         let token = granted.token.clone();
-        let watch = LeaseWatch::new(lease, self.unreachable.clone());
+        let (unreachable, used) = (self.unreachable.clone(), self.used.clone());
+        let watch = LeaseWatch::new(lease, unreachable, used);
         let pending = self.pending.remove(&RequestId(granted.request_id));
         let outcome = RequestOutcome::Granted(granted, watch.clone());
         let taken = pending.is_some_and(|pending| pending.replies.outcome.send(outcome).is_ok());

@@ -416,6 +416,12 @@ impl Session {
         }
     }
 
+    /// Returns whether the program has used the session since the worker has received and answered
+    /// everything. If not, the next use wakes the driver of the track for ops.
+    fn is_used(&self) -> bool {
+        self.lock().is_used()
+    }
+
     fn is_over(&self) -> bool {
         self.lock().end.is_some()
     }

@@ -84,6 +84,10 @@ impl HeldLease {
     /// Has the sessions wait until the lease is resumed.
     pub(super) fn suspended(&self, suspended: &Suspended) {
         let lease = self.lease;
+        if suspended.idle {
+            info!("lease {lease} is suspended, as it was idle and others wait for its devices");
+            return self.watch.suspend_idle();
+        }
         let workers = suspended.waits_for.iter().map(|name| {
             let name = sanitize(name, MESSAGE_CHARS).to_string();
             match name.contains(' ') {

@@ -26,6 +26,7 @@ use crate::{
 pub(crate) struct LeaseWatch {
     lease: LeaseId,
     unreachable: Arc<LeaseSet>,
+    used: Arc<LeaseSet>,
     status: Arc<Mutex<LeaseStatus>>,
 }
 
@@ -55,10 +56,13 @@ struct WatchedSession {
 }
 
 impl LeaseWatch {
-    pub(crate) fn new(lease: LeaseId, unreachable: Arc<LeaseSet>) -> Self {
+    /// Creates the watch of a lease. Its sessions add it to `unreachable` while they cannot reach its
+    /// workers, and to `used` when the program uses them although the lease is suspended, as it was idle.
+    pub(crate) fn new(lease: LeaseId, unreachable: Arc<LeaseSet>, used: Arc<LeaseSet>) -> Self {
         Self {
             lease,
             unreachable,
+            used,
             status: Arc::default(),
         }
     }
@@ -78,6 +82,7 @@ impl LeaseWatch {
             pool_contact: status.pool_contact,
             lease: self.lease,
             unreachable: self.unreachable.clone(),
+            used: self.used.clone(),
             events: status.events.clone(),
         });
         let watched = WatchedSession {
@@ -175,6 +180,13 @@ impl LeaseWatch {
         self.wait(Interruption::Suspended, &reason, event);
     }
 
+    /// Records that the pool has suspended the lease because it computed nothing. Its sessions report when
+    /// the program uses them. Sessions that cannot go on in another process fail.
+    pub(super) fn suspend_idle(&self) {
+        let reason = "the lease was suspended, as it was idle, and had no snapshot to go on from";
+        self.wait(Interruption::Idle, reason, LeaseEvent::Idle);
+    }
+
     /// Records that the connection to the pool was lost. A suspended lease then waits for a limited
     /// time, until the pool reports again that it is suspended.
     pub(super) fn pool_lost(&self) {
@@ -182,8 +194,10 @@ impl LeaseWatch {
         self.set_pool_contact(PoolContact::LostAt(now));
         for watched in &self.lock().sessions {
             watched.destination.send_if_modified(|destination| {
-                let is_suspended =
-                    matches!(destination.interruption, Some(Interruption::Suspended));
+                let is_suspended = matches!(
+                    destination.interruption,
+                    Some(Interruption::Suspended | Interruption::Idle)
+                );
                 if is_suspended {
                     destination.interruption = Some(Interruption::SuspendedWithoutPool(now));
                 }

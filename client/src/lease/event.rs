@@ -35,6 +35,10 @@ pub enum LeaseEvent {
     /// The lease was suspended, by an administrator or by [`Lease::suspend`](crate::Lease::suspend): it
     /// has no devices, and keeps its state. Ops and reads wait until it is resumed.
     Suspended,
+    /// The pool has suspended the lease, as it had computed nothing for a while and others waited for its
+    /// devices: it has none now, and keeps its state. It is resumed when the program uses its devices again,
+    /// and that waits until some are free.
+    Idle,
     /// The lease moves to a worker that has its snapshots: another one, or the one where it was.
     Moving {
         /// The name of that worker; the names of all, if the lease has devices of several.
@@ -58,6 +62,7 @@ impl fmt::Display for LeaseEvent {
             }
             Self::Waiting { reason } => write!(f, "the lease waits: {reason}"),
             Self::Suspended => f.write_str("the lease is suspended"),
+            Self::Idle => f.write_str("the lease is suspended, as it was idle"),
             Self::Moving { worker } => write!(f, "the lease moves to worker {worker}"),
             Self::Running { worker } => write!(f, "the lease runs again, at worker {worker}"),
         }

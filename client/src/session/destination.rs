@@ -103,6 +103,9 @@ pub(crate) enum Interruption {
     Since(Instant),
     /// The lease is suspended, however long that takes. The session must not try to reach a worker.
     Suspended,
+    /// As [`Suspended`](Self::Suspended), until the program uses the session: the pool has suspended the
+    /// lease because it computed nothing, and resumes it when it is asked to.
+    Idle,
     /// The lease is suspended, and the client has had no connection to the pool since this time. The
     /// pool must report within [`MAX_ABSENCE_OF_POOL`] that the lease is still suspended.
     SuspendedWithoutPool(Instant),
@@ -131,6 +134,9 @@ pub(crate) struct Destination {
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<LeaseSet>,
+    /// Where the session reports that the program uses it, if the lease is suspended because it computed
+    /// nothing.
+    pub(crate) used: Arc<LeaseSet>,
     /// Where the program learns that the session goes on.
     pub(crate) events: LeaseEvents,
 }
@@ -141,15 +147,20 @@ impl Destination {
         match self.interruption {
             Some(Interruption::Since(at)) => at.elapsed() < self.max_interruption,
             Some(Interruption::SuspendedWithoutPool(at)) => at.elapsed() < MAX_ABSENCE_OF_POOL,
-            Some(Interruption::Suspended) => true,
+            Some(Interruption::Suspended | Interruption::Idle) => true,
             None => false,
         }
+    }
+
+    /// Returns whether the lease is suspended until the program uses it.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.interruption, Some(Interruption::Idle))
     }
 
     /// Returns whether the session must not try to reach a worker, as its lease is suspended.
     pub(super) fn must_wait(&self) -> bool {
         match self.interruption {
-            Some(Interruption::Suspended) => true,
+            Some(Interruption::Suspended | Interruption::Idle) => true,
             Some(Interruption::SuspendedWithoutPool(_)) => self.is_interrupted(),
             Some(Interruption::Since(_)) | None => false,
         }
@@ -242,6 +253,7 @@ mod tests {
             pool_contact,
             lease: LeaseId(1),
             unreachable: Arc::default(),
+            used: Arc::default(),
             events: LeaseEvents::default(),
         }
     }

@@ -90,7 +90,7 @@ async fn keep_connected(
         let is_interrupted = current.is_interrupted();
         reach.go_to(&current, is_interrupted);
         if current.must_wait() {
-            match resumed_or_over(session, destination, track, current.waits_until()).await {
+            match resumed_or_over(session, destination, track, &current).await {
                 true => continue,
                 false => return,
             }
@@ -156,22 +156,30 @@ async fn keep_connected(
     }
 }
 
-/// Waits until the pool reports something about a suspended lease, or until `deadline`. Returns
-/// `false` if the session is over, or the pool reports nothing any more.
+/// Waits until the pool reports something about a suspended lease, or until the session must not wait any
+/// more. Returns `false` if the session is over, or the pool reports nothing any more.
+///
+/// If the lease is suspended because it computed nothing, the pool learns when the program uses the session.
 async fn resumed_or_over(
     session: &Session,
     destination: &mut watch::Receiver<Destination>,
     track: Track,
-    deadline: Option<std::time::Instant>,
+    current: &Destination,
 ) -> bool {
+    // Whatever the program sends, the track for ops has a part of it.
+    let mut reports_use = current.is_idle() && track == Track::Ops;
     let deadline = async {
-        match deadline {
+        match current.waits_until() {
             Some(deadline) => sleep_until(deadline.into()).await,
             None => pending().await,
         }
     };
     let mut deadline = pin!(deadline);
     loop {
+        if reports_use && session.is_used() {
+            current.used.add(current.lease);
+            reports_use = false;
+        }
         tokio::select! {
             changed = destination.changed() => return changed.is_ok(),
             () = &mut deadline => return true,

@@ -138,6 +138,11 @@ impl SendPolicy {
         is_wanted && std::mem::take(&mut self.driver) != DriverWait::No
     }
 
+    /// Takes note that the driver waits without a connection, and is to be woken for whatever is recorded.
+    pub(super) fn wait_for_use(&mut self) {
+        self.driver = DriverWait::ForFrames;
+    }
+
     /// Returns what the driver is to do next.
     pub(crate) fn next(&mut self, look: Look, pending: Pending) -> Action {
         self.driver = DriverWait::No;

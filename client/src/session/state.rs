@@ -435,6 +435,19 @@ impl State {
         Ok(())
     }
 
+    /// Returns whether the program has used the session since the worker has received and answered
+    /// everything. If not, the next use wakes the driver.
+    pub(super) fn is_used(&mut self) -> bool {
+        let has_unsent = !self.op_buffer.is_empty()
+            || !self.ops.outbox().is_empty()
+            || !self.bulk.outbox().is_empty();
+        let is_used = has_unsent || self.requests.first_pending().is_some();
+        if !is_used {
+            self.policy.wait_for_use();
+        }
+        is_used
+    }
+
     /// Ends the session. Returns its pending requests, which the caller must fail, or `None`
     /// if the session had ended before.
     pub(super) fn end(&mut self, end: SessionEnd) -> Option<Requests> {

@@ -315,7 +315,8 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
     };
     let (opened, _opens) = oneshot::channel();
     let mut requested = session.read(&tensor(session.new_tensor(), TensorStatus::ReadOnly));
-    let watch = crate::control::lease_watch::LeaseWatch::new(LeaseId(1), Arc::default());
+    let watch =
+        crate::control::lease_watch::LeaseWatch::new(LeaseId(1), Arc::default(), Arc::default());
     let destination = watch.add(&session, target);
     let driver = runtime.spawn(drive(session.clone(), destination, opened));
     drop(runtime);
@@ -325,6 +326,47 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
         error.to_string().contains("the client is shutting down"),
         "{error}"
     );
+}
+
+#[test]
+fn next_use_of_an_idle_session_wakes_its_driver() {
+    type Use = fn(&Session);
+    let uses: [(&str, Use); 4] = [
+        ("op", |session| record(session, 1)),
+        ("read", |session| drop(session.read(&any_tensor()))),
+        ("sync", |session| drop(session.sync())),
+        ("upload", |session| {
+            session.upload(session.new_tensor(), TensorData::from([1f32]));
+        }),
+    ];
+    for (name, use_session) in uses {
+        let (session, mut worker) = pair();
+        record(&session, 1);
+        // It waits for more ops, and then loses its connection.
+        assert_eq!(
+            poll_driver(&session, &mut worker, true, false),
+            "later, in 1ms"
+        );
+        assert!(session.is_used(), "the worker has not received the op");
+        assert_eq!(poll_driver(&session, &mut worker, false, false), "1 frames");
+        assert!(session.is_used(), "it has not acknowledged the op");
+        acknowledge(&session, &mut worker);
+        assert!(!session.is_used());
+        assert!(!was_woken(&session));
+        use_session(&session);
+        assert!(was_woken(&session), "{name}");
+        assert!(session.is_used(), "{name}");
+    }
+}
+
+/// The worker acknowledges all that it has received.
+fn acknowledge(session: &Session, worker: &mut Duplex) {
+    let ping = worker.ping();
+    let mut state = session.lock();
+    let connection = state.ops.latest().unwrap();
+    let now = Instant::now();
+    let received = state.receive(Track::Ops, connection, ping, now, &mut Vec::new());
+    received.unwrap();
 }
 
 /// The worker may report the end of a lease before the pool has reported why.
