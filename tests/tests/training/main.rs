@@ -4,6 +4,8 @@ mod determinism;
 #[cfg(target_os = "linux")]
 mod failover;
 #[cfg(target_os = "linux")]
+mod idle;
+#[cfg(target_os = "linux")]
 mod object_storage;
 #[cfg(target_os = "linux")]
 mod reclaim;
