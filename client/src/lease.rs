@@ -141,7 +141,7 @@ impl LeaseRequest {
     }
 
     /// Calls `callback` with what happens to the request and its lease: why the request waits in the queue, and
-    /// later that the lease waits, moves or runs again because the process that runs it died, its worker was
+    /// later that the lease waits, is suspended, moves or runs again because the process that runs it died, its worker was
     /// lost or is about to stop, or others need its devices. The callback runs on a thread of its own, and holds
     /// up nothing; if it is slow, it may miss events.
     pub fn on_event(mut self, callback: impl FnMut(LeaseEvent) + Send + 'static) -> Self {
