@@ -4,6 +4,7 @@
 //! and then claims its leases and repeats its pending requests. Leases and sessions go on
 //! while the scheduler cannot be reached.
 
+mod calls;
 pub(crate) mod handle;
 mod held_lease;
 pub(crate) mod lease_watch;
@@ -21,19 +22,22 @@ use tensord_proto::{
     ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ChangeStanding, ClientHello, Error, Granted, LeaseRequest, PoolMessage,
-        ReleaseLease, WorkerUnreachable, client_message, pool_message,
+        CancelRequest, ChangeStanding, ClientHello, Granted, PoolMessage, ReleaseLease,
+        WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
 use tensord_transport::PoolUrl;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::mpsc,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
+pub(crate) use self::calls::{
+    Call, LeaseCall, QueuePlace, RequestOutcome, RequestReplies, StandingCall,
+};
 pub(crate) use self::stream::status;
 use self::{
     held_lease::HeldLease,
@@ -68,45 +72,6 @@ const UNAWAITED_REQUEST: u64 = 0;
 
 /// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 64;
-
-/// A request for a lease, as the rest of the client makes it.
-pub(crate) struct LeaseCall {
-    pub(crate) request: LeaseRequest,
-    pub(crate) replies: RequestReplies,
-}
-
-/// Where this task reports what happens to a request for a lease.
-pub(crate) struct RequestReplies {
-    pub(crate) place: watch::Sender<QueuePlace>,
-    pub(crate) outcome: oneshot::Sender<RequestOutcome>,
-}
-
-/// Where in the queue a request is, and why it waits.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct QueuePlace {
-    /// 1 is next; 0 until the pool has sent it.
-    pub(crate) position: u32,
-    pub(crate) reason: String,
-}
-
-/// A request of the program to the control task.
-pub(crate) enum Call {
-    Lease(LeaseCall),
-    Standing(StandingCall),
-}
-
-/// A request to suspend a lease, or to resume it.
-pub(crate) struct StandingCall {
-    pub(crate) change: ChangeStanding,
-    /// Receives the pool's reason if it refuses.
-    pub(crate) outcome: oneshot::Sender<Result<(), StandingError>>,
-}
-
-/// What becomes of a request for a lease.
-pub(crate) enum RequestOutcome {
-    Granted(Granted, LeaseWatch),
-    Refused(Error),
-}
 
 struct Control {
     url: PoolUrl,

@@ -1,0 +1,46 @@
+//! What the rest of the client requests of the control task, and the replies.
+
+use tensord_proto::v1::{ChangeStanding, Error, Granted, LeaseRequest};
+use tokio::sync::{oneshot, watch};
+
+use super::lease_watch::LeaseWatch;
+use crate::error::StandingError;
+
+/// A request for a lease, as the rest of the client makes it.
+pub(crate) struct LeaseCall {
+    pub(crate) request: LeaseRequest,
+    pub(crate) replies: RequestReplies,
+}
+
+/// Where this task reports what happens to a request for a lease.
+pub(crate) struct RequestReplies {
+    pub(crate) place: watch::Sender<QueuePlace>,
+    pub(crate) outcome: oneshot::Sender<RequestOutcome>,
+}
+
+/// Where in the queue a request is, and why it waits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct QueuePlace {
+    /// 1 is next; 0 until the pool has sent it.
+    pub(crate) position: u32,
+    pub(crate) reason: String,
+}
+
+/// A request of the program to the control task.
+pub(crate) enum Call {
+    Lease(LeaseCall),
+    Standing(StandingCall),
+}
+
+/// A request to suspend a lease, or to resume it.
+pub(crate) struct StandingCall {
+    pub(crate) change: ChangeStanding,
+    /// Receives the pool's reason if it refuses.
+    pub(crate) outcome: oneshot::Sender<Result<(), StandingError>>,
+}
+
+/// What becomes of a request for a lease.
+pub(crate) enum RequestOutcome {
+    Granted(Granted, LeaseWatch),
+    Refused(Error),
+}
