@@ -47,7 +47,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::idle::IdleLeases;
-use self::reservations::Reservation;
+use self::reservations::Reservations;
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
@@ -87,10 +87,9 @@ pub struct Engine {
     /// The version of what tenants have when the requests were decided last; `None` if the policy has changed
     /// since.
     decided_version: Option<u64>,
-    /// The requests that have reservations, in order.
-    reservations: Vec<Reservation>,
+    reservations: Reservations,
     /// Those with which the requests were decided last.
-    decided_reservations: Vec<Reservation>,
+    decided_reservations: Reservations,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -135,8 +134,8 @@ impl Engine {
             past: PastUse::new(options.half_life),
             ranked_at: now,
             decided_version: None,
-            reservations: Vec::new(),
-            decided_reservations: Vec::new(),
+            reservations: Reservations::default(),
+            decided_reservations: Reservations::default(),
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,

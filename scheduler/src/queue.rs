@@ -61,7 +61,7 @@ impl QueuedRequest {
         }
     }
 
-    fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> Rank {
         Rank {
             is_spot: self.demand.is_spot,
             priority: Reverse(self.priority),

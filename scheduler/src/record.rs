@@ -26,7 +26,7 @@ pub struct LeaseRecord {
     pub tenant: Option<TenantName>,
     /// What the lease has of the pool, or had until it was suspended or lost.
     pub charge: Amounts,
-    /// Whether it was suspended for a request within another tenant's guarantee, and waits to go on.
+    /// Whether it was suspended for a request, and waits to go on.
     pub is_reclaimed: bool,
     /// Whether it is a spot lease.
     pub is_spot: bool,

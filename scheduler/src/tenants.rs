@@ -187,8 +187,8 @@ const SPOT_CHARGE: f64 = 0.25;
 
 /// Returns the share of a tenant that has `used` of the pool, and of that `spot` in spot leases.
 pub(crate) fn charged_share(used: &Amounts, spot: &Amounts, pool: &Amounts) -> f64 {
-    let spared = (1.0 - SPOT_CHARGE) * spot.dominant_share(pool);
-    (used.dominant_share(pool) - spared).max(0.0)
+    let spared = |spot: f64| (1.0 - SPOT_CHARGE) * spot;
+    used.dominant_share_without(spot, spared, pool)
 }
 
 /// No devices.
@@ -252,15 +252,30 @@ impl Amounts {
 
     /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all
     /// devices of a kind.
-    pub(crate) fn dominant_share(&self, pool: &Self) -> f64 {
-        let part = |used: f64, total: f64| if total > 0.0 { used / total } else { 0.0 };
-        let kinds = self.devices.iter().map(|(kind, used)| {
-            let total = pool.devices.get(kind).copied().unwrap_or_default();
-            part(*used as f64, total as f64)
-        });
+    #[cfg(test)]
+    fn dominant_share(&self, pool: &Self) -> f64 {
+        self.dominant_share_without(&NOTHING, |spot| spot, pool)
+    }
+
+    /// Returns the largest of the parts that these are of the resources of the pool, of which `spared` of those
+    /// in spot leases does not count.
+    fn dominant_share_without(&self, spot: &Self, spared: impl Fn(f64) -> f64, pool: &Self) -> f64 {
+        let part = |used: f64, spot: f64, total: f64| match total > 0.0 {
+            true => (used - spared(spot)).max(0.0) / total,
+            false => 0.0,
+        };
+        let of = |amounts: &Self, kind| amounts.devices.get(kind).copied().unwrap_or_default();
+        let kinds = self
+            .devices
+            .iter()
+            .map(|(kind, used)| part(*used as f64, of(spot, kind) as f64, of(pool, kind) as f64));
         let others = [
-            part(self.all as f64, pool.all as f64),
-            part(self.memory_bytes as f64, pool.memory_bytes as f64),
+            part(self.all as f64, spot.all as f64, pool.all as f64),
+            part(
+                self.memory_bytes as f64,
+                spot.memory_bytes as f64,
+                pool.memory_bytes as f64,
+            ),
         ];
         kinds.chain(others).fold(0.0, f64::max)
     }

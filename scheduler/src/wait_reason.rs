@@ -24,13 +24,13 @@ impl fmt::Display for WaitReason {
         f.write_str(match self {
             Self::TenantLimit => "the tenant would have more than its limit with these devices",
             Self::Reserved => {
-                "some devices are reserved for a request that comes before it and has waited for long; a durable lease, or a short one that declares its max_duration, could have them meanwhile"
+                "some devices are reserved for a request that comes before it and has waited for long; a durable lease on devices of one kind, or a short one that declares its max_duration, could have them meanwhile"
             }
             Self::Guaranteed => {
                 "too few devices are free; it is within the guarantee of its tenant, so leases beyond guarantees make room for it where they can"
             }
             Self::HasReservation => {
-                "too few devices are free; as it has waited for long, others get devices for which it is next only if they can be suspended for it"
+                "too few devices are free; as it has waited for long, later requests get its devices only with leases that can be suspended for it"
             }
             Self::TooFewFree => "too few suitable devices are free",
         })

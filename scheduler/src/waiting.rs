@@ -55,7 +55,7 @@ pub enum Waiter {
     Lease {
         /// Why it has no devices; `None` if an administrator or its client has suspended and resumed it.
         cause: Option<EndReason>,
-        /// When it was resumed, or suspended for another tenant; `None` if it was interrupted.
+        /// When it was resumed, or suspended for a request; `None` if it was interrupted.
         resumed_at: Option<Timestamp>,
         /// Whether its client is attached. It gets no devices before that.
         is_client_attached: bool,

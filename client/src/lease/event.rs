@@ -25,8 +25,8 @@ pub enum LeaseEvent {
         /// Why it waits.
         reason: String,
     },
-    /// A worker of the lease is gone, a process of a lease on several workers has died, its devices are needed
-    /// within the guarantee of another tenant, or the lease was resumed and has no devices yet: it waits until
+    /// A worker of the lease is gone, a process of a lease on several workers has died, a request that
+    /// comes first needs its devices, or the lease was resumed and has no devices yet: it waits until
     /// it can go on.
     Waiting {
         /// What has happened, and what the lease waits for.

@@ -132,8 +132,11 @@ impl Engine {
         };
         lease.expires_at = None;
         (lease.is_standing_reported, lease.is_restorable) = (false, false);
-        lease.limit_time(now, claim.time_left);
         let order = claim.epoch.cmp(&lease.epoch);
+        // An older token does not know for how long the lease was suspended since.
+        if order.is_ge() {
+            lease.limit_time(now, claim.time_left);
+        }
         match order {
             Ordering::Less => lease.is_move_unreported = true,
             Ordering::Equal => lease.is_move_unreported = false,
@@ -183,6 +186,10 @@ impl Engine {
     }
 
     pub(super) fn grant(&mut self, granted: QueuedRequest, lease_devices: Vec<DeviceRef>) {
+        let passed = match self.queue.guaranteed().contains(granted.lease) {
+            true => BTreeSet::new(),
+            false => self.passed_by(Some(&granted), &lease_devices),
+        };
         let QueuedRequest {
             client,
             tenant,
@@ -191,10 +198,6 @@ impl Engine {
             demand,
             ..
         } = granted;
-        let passed = match self.queue.guaranteed().contains(lease) {
-            true => BTreeSet::new(),
-            false => self.passed_by(lease, &lease_devices),
-        };
         let lease_devices = self.assign_grant_numbers(lease_devices);
         for &GrantedDevice { device_ref, grant } in &lease_devices {
             let taken = self.pool.take(device_ref, lease, grant);

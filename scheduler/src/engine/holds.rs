@@ -10,15 +10,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::reclaim::Borrowed;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
-/// So many requests of one tenant and shape take devices of spot leases at once; others follow when these have got
-/// theirs.
-const MAX_ENTITLED_OF_SHAPE: usize = 16;
+/// So many requests take devices of spot leases at once; others follow when these have got theirs. Each costs a
+/// walk over all devices.
+const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
+
+/// What requests can expect that are entitled to devices.
+#[derive(Default)]
+struct Expected {
+    /// The devices that are free or will be, each with whether it is free now.
+    coming: BTreeMap<DeviceRef, bool>,
+    /// What tenants have, with what requests before would get.
+    used: BTreeMap<TenantName, Amounts>,
+    /// The leases that could be suspended.
+    borrowed: Vec<Borrowed>,
+}
 
 /// A request that is entitled to devices.
 pub(super) struct Entitled {
@@ -52,26 +64,41 @@ impl Engine {
         let tenant = lease.tenant.as_ref().filter(|_| !lease.is_spot);
         tenant.is_none_or(|tenant| {
             let policy = self.policy_of(tenant);
-            !policy.guarantees(self.used_by(tenant), &lease.charge)
+            !policy.guarantees(&self.used_without_spot(tenant), &lease.charge)
         })
     }
 
     /// Has leases go on that come after entitled requests, and for which there are devices that no such request
     /// needs.
-    pub(super) fn go_on_after_entitled(&mut self, mut waiting: Vec<LeaseId>) {
+    pub(super) fn go_on_after_entitled(&mut self, waiting: Vec<LeaseId>) {
         if waiting.is_empty() && self.queue.is_empty() {
             return;
         }
+        let is_spot = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_spot);
+        let (mut spot, mut waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_spot);
         loop {
             self.find_guaranteed_if_changed();
             self.find_reservations();
-            let is_later = |id: &LeaseId| self.queue.get(*id).is_some() || waiting.contains(id);
+            let is_later = |id: &LeaseId| {
+                self.queue.get(*id).is_some() || waiting.contains(id) || spot.contains(id)
+            };
             let holders = self.pool.holders().filter(is_later).collect();
             self.pool.drop_held_back(&holders);
-            self.hold_back_for_entitled();
-            let before = waiting.len();
+            let entitled = self.entitled_requests();
+            let mut expected = self.expected(entitled.len());
+            let (before_spot, others): (Vec<_>, Vec<_>) = entitled
+                .into_iter()
+                .partition(|it| it.by == Entitlement::Spot);
+            self.hold_back_for(others, &mut expected);
+            let before = waiting.len() + spot.len();
             waiting.retain(|id| !self.go_on_or_wait(*id));
-            if waiting.len() == before {
+            if !before_spot.is_empty() {
+                let now = self.pool.free_or_ending();
+                expected.coming.retain(|it, _| now.contains_key(it));
+                self.hold_back_for(before_spot, &mut expected);
+            }
+            spot.retain(|id| !self.go_on_or_wait(*id));
+            if waiting.len() + spot.len() == before {
                 return;
             }
             // A tenant has more now, so other requests may be within its guarantee.
@@ -93,17 +120,28 @@ impl Engine {
         self.pool.drop_held_back(&stale)
     }
 
-    /// Holds back the free devices of entitled requests for which there will be enough once others are
-    /// released or leases are suspended.
-    fn hold_back_for_entitled(&mut self) {
-        let waiting = self.entitled_requests();
-        if waiting.is_empty() {
-            return;
+    /// Returns what requests can expect, if there are some for which devices may be held back.
+    fn expected(&self, requests: usize) -> Expected {
+        match requests {
+            0 => Expected::default(),
+            _ => Expected {
+                coming: self.pool.free_or_ending(),
+                used: self.used_by_tenants().clone(),
+                borrowed: self.borrowed_leases(),
+            },
         }
-        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
-        let mut borrowed = self.borrowed_leases();
-        for entitled in waiting {
-            let may_have = self.may_have(&used, &entitled);
+    }
+
+    /// Holds back the free devices of those requests for which there will be enough once others are released or
+    /// leases are suspended. They cannot `expect` the same devices, nor can later ones.
+    fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
+        let Expected {
+            coming,
+            used,
+            borrowed,
+        } = expected;
+        for entitled in requests {
+            let may_have = self.may_have(used, &entitled);
             let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
             let for_request = coming.iter().filter(fits).map(|(at, free)| (*at, *free));
             let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
@@ -132,7 +170,7 @@ impl Engine {
                 coming.remove(device_ref);
             }
             self.pool.hold_back(entitled.lease, held);
-            self.count(&mut used, entitled.tenant, &taken);
+            self.count(used, entitled.tenant, &taken);
         }
     }
 
@@ -163,12 +201,13 @@ impl Engine {
         if !self.leases.index().has_spot() {
             return Vec::new();
         }
-        let first = self.heads_in_order().flat_map(|(tenant, head, shape)| {
+        let heads = self.heads_in_order().into_iter();
+        let first = heads.flat_map(|(_, tenant, head, shape)| {
             let requests = self.queue.by_tenant().get(tenant);
             let of_shape = requests.into_iter().flat_map(|it| it.of_shape(shape));
-            let from_head = of_shape.skip_while(move |rank| *rank < head);
-            from_head.take(MAX_ENTITLED_OF_SHAPE)
+            of_shape.skip_while(move |rank| *rank < head)
         });
+        let first = first.take(MAX_ENTITLED_BEFORE_SPOT);
         first.map(|rank| rank.lease).collect()
     }
 
@@ -199,11 +238,14 @@ impl Engine {
         let used = used.get(tenant).unwrap_or(&NOTHING);
         let limit = &self.policy_of(tenant).limit;
         let reservation = self.reservation_of(entitled.lease);
-        let reservation = reservation.filter(|_| entitled.by == Entitlement::Reservation);
         self.pool.usable(|device| {
-            let is_reserved = reservation.is_none_or(|it| it.includes(device));
             let is_within_limit = limit.allows(used, device, demand.devices);
-            is_reserved && is_within_limit && demand.accepts(device)
+            let may_get = || match entitled.by {
+                Entitlement::Guarantee => true,
+                Entitlement::Reservation => reservation.is_some_and(|it| it.includes(device)),
+                Entitlement::Spot => self.may_pass(entitled.lease, demand, device),
+            };
+            is_within_limit && demand.accepts(device) && may_get()
         })
     }
 

@@ -427,7 +427,7 @@ impl Engine {
         } = elsewhere;
         let old_grants = lease.grants();
         let passed = self.comes_after_guaranteed(id);
-        let passed = passed.then(|| self.passed_by(id, &devices));
+        let passed = passed.then(|| self.passed_by(None, &devices));
         self.end_grants(id, old_grants);
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let workers: BTreeSet<_> = places.iter().copied().collect();

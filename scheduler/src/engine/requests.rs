@@ -6,6 +6,7 @@ use std::time::Duration;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::reservations::Reservations;
 use crate::command::Command;
 use crate::device::{Demand, DeviceSpec, Shape};
 use crate::options::RequestOrder;
@@ -55,7 +56,7 @@ impl Engine {
         // Those that wait would not fit, so this one need not be behind them unless the order or a reservation
         // demands it.
         let is_behind = match order {
-            RequestOrder::Fair => !self.reservations.is_empty(),
+            RequestOrder::Fair => self.is_any_reserved(&queued.demand),
             RequestOrder::Backfill => false,
             RequestOrder::Fifo => !self.queue.is_empty(),
         };
@@ -105,18 +106,20 @@ impl Engine {
     pub(super) fn process_queue(&mut self) {
         if self.queue.is_empty() {
             self.queue.set_guaranteed(Guaranteed::default());
-            (self.reservations, self.decided_reservations) = (Vec::new(), Vec::new());
+            self.reservations = Reservations::default();
+            self.decided_reservations = Reservations::default();
             self.positions_changed = false;
             return;
         }
-        let has_changed = self.has_changed();
+        self.find_reservations();
+        let is_due = self.has_changed() || self.reservations != self.decided_reservations;
         self.pool.clear_changed();
-        if has_changed || self.now >= self.ranked_at + RANK_INTERVAL {
+        if is_due || self.now >= self.ranked_at + RANK_INTERVAL {
             self.ranked_at = self.now;
             self.positions_changed = true;
+            self.find_reservations();
         }
-        self.find_reservations();
-        if has_changed || self.reservations != self.decided_reservations {
+        if is_due || self.reservations != self.decided_reservations {
             self.decide_all();
         }
     }
@@ -147,12 +150,13 @@ impl Engine {
 
     /// Returns why each of these requests waits.
     fn wait_reasons(&self, requests: &[LeaseId]) -> Vec<WaitReason> {
-        // Of most, it depends on the tenant and the shape alone.
-        let mut known = BTreeMap::<(&TenantName, Shape), WaitReason>::new();
+        // Of most, it depends on the tenant, the shape, and the reservations of the tenant before it.
+        let mut known = BTreeMap::<(&TenantName, Shape, usize), WaitReason>::new();
         let waiting = requests.iter().filter_map(|lease| self.queue.get(*lease));
         let reasons = waiting.map(|waiting| {
             let lease = waiting.lease;
-            let key = (&waiting.tenant, Shape::of(&waiting.demand));
+            let before = self.own_reservations_before(waiting);
+            let key = (&waiting.tenant, Shape::of(&waiting.demand), before);
             let is_guaranteed = self.queue.guaranteed().contains(lease);
             if is_guaranteed || self.reservation_of(lease).is_some() {
                 return match (self.is_at_limit(waiting), is_guaranteed) {
@@ -212,13 +216,14 @@ impl Engine {
     /// Finds the requests within the guarantees of their tenants.
     fn find_guaranteed(&mut self) {
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
+        let spot = self.leases.index().used_for_spot();
         let mut tenants = self.policy.iter();
         let is_needed = self.options.order == RequestOrder::Fair
             && tenants.any(|(tenant, policy)| {
                 !policy.guaranteed.is_empty() && requests.contains_key(tenant)
             });
         let guaranteed = match is_needed {
-            true => guaranteed(&self.policy, used, &self.kinds(), requests),
+            true => guaranteed(&self.policy, used, spot, &self.kinds(), requests),
             false => Guaranteed::default(),
         };
         self.queue.set_guaranteed(guaranteed);
@@ -242,8 +247,12 @@ impl Engine {
                 loop {
                     self.pool.clear_changed();
                     self.grant_fitting();
-                    // What was held back for a request and is not used by it may do for another one.
-                    if !self.grant_with_held_back() && !self.pool.is_changed() {
+                    // What was held back for a request and is not used by it may do for another one, and a
+                    // request that is not within a guarantee any more may get a reservation.
+                    let is_granted = self.grant_with_held_back();
+                    self.find_guaranteed();
+                    let has_other_reservations = self.find_reservations();
+                    if !is_granted && !has_other_reservations && !self.pool.is_changed() {
                         break;
                     }
                 }

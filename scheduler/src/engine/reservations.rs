@@ -1,10 +1,12 @@
 //! Reservations: what keeps small requests from taking the devices for which a large one waits, one by one.
 //!
-//! Of the requests beyond guarantees, the one that is next for some devices has a reservation for these, once
-//! it has waited for [`Options::reserve_after`](crate::Options::reserve_after) and does not wait because of its
-//! tenant's limit. Next is a request of the tenant with the smallest share, present and past, by weight; what
-//! passed the tenant's own requests does not count there, as otherwise small requests of a tenant would keep
-//! back its large one.
+//! Of the requests beyond guarantees that have waited for
+//! [`Options::reserve_after`](crate::Options::reserve_after), the one that is next for some devices has a
+//! reservation for these, unless it waits because of its tenant's limit. Next is a request of the tenant with the
+//! smallest share, present and past, by weight. What passed the tenant's own requests does not count there, as
+//! otherwise small requests of a tenant would keep back its large one; and what was taken from a tenant for such
+//! a request counts, as otherwise the tenant would get it back at once. A request that comes before, as its tenant
+//! has less, need not wait behind the one that has the reservation.
 //!
 //! A later request *passes* a reservation when it gets devices of it. It may do so only if its lease surely ends
 //! before there would be enough devices without it, as the request declares how long it takes (EASY backfill:
@@ -26,30 +28,40 @@ use crate::device::{Demand, DeviceSpec, Shape};
 use crate::event::DeviceRef;
 use crate::options::RequestOrder;
 use crate::pool::DeviceClass;
-use crate::queue::{Rank, TenantRequests};
-use crate::tenants::{Amounts, TenantName};
+use crate::queue::{QueuedRequest, Rank, TenantRequests};
+use crate::tenants::{Amounts, TenantLimit, TenantName};
 use crate::time::Timestamp;
 
-/// Devices for a request that waits, which later requests get only if their leases can be suspended.
+/// Devices for a request that waits, which later requests get only with leases that give them back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
     /// The lease that the request would become.
     pub(crate) lease: LeaseId,
-    /// What devices it could get that no request before it could get.
+    tenant: TenantName,
+    rank: Rank,
+    /// Which devices it could get that no request with an earlier reservation could get.
     classes: BTreeSet<DeviceClass>,
-    /// When there will be enough of these devices, if that is known: leases that declare how long they take
-    /// will have ended by then.
+    /// When there will be enough of these devices, if that is known, as leases that declare how long they take
+    /// will have ended by then; the first of all times if there are enough already.
     starts_by: Option<Timestamp>,
 }
 
-/// The place of a tenant in the order: its share, the number of its next request, and its name.
-type Place<'a> = (u64, u64, &'a TenantName);
+/// The reservations, those first that are next, and the order of tenants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reservations {
+    all: Vec<Reservation>,
+    /// The place of each tenant in the order, if there are reservations.
+    places: BTreeMap<TenantName, Place>,
+}
+
+/// The place of a tenant in the order: its share, and the number of its next request.
+type Place = (u64, u64);
 
 /// The next request of a tenant and shape.
 type Head<'a> = (Rank, &'a Shape);
 
 impl Engine {
-    /// Finds the reservations as of now. Returns whether there are others than before.
+    /// Finds the reservations as of now. Returns whether they or the order of tenants are others than before.
     pub(super) fn find_reservations(&mut self) -> bool {
         let found = self.reservations_now();
         let has_changed = found != self.reservations;
@@ -57,64 +69,102 @@ impl Engine {
         has_changed
     }
 
-    /// Returns whether a request beyond guarantees may get a device, as far as the reservations of others are
-    /// concerned.
+    /// Returns whether a request beyond guarantees may get a device, as far as reservations are concerned.
     pub(super) fn may_pass(&self, request: LeaseId, demand: &Demand, device: &DeviceSpec) -> bool {
         self.reservation_against(request, demand, device).is_none()
     }
 
-    /// Returns the reservation of another request because of which one beyond guarantees may not get a device.
+    /// Returns the reservation because of which a request beyond guarantees may not get a device.
     pub(super) fn reservation_against(
         &self,
         request: LeaseId,
         demand: &Demand,
         device: &DeviceSpec,
     ) -> Option<&Reservation> {
-        let mut others = self.reservations.iter().filter(|it| it.lease != request);
-        if demand.gives_way_on(device) {
-            return None;
-        }
+        let waiting = self.queue.get(request)?;
+        let gives_way = demand.gives_way_on(device);
         let ends_at = demand.rounded_duration().map(|it| self.now + it);
-        let ends_too_late = |it: &Reservation| match (ends_at, it.starts_by) {
-            (Some(ends_at), Some(starts_by)) => ends_at > starts_by,
-            (None, _) | (_, None) => true,
+        let may_pass = |it: &Reservation| {
+            // Otherwise the tenant would have too much for the request that has the reservation.
+            let is_limited = it.tenant == waiting.tenant
+                && self.policy_of(&it.tenant).limit != TenantLimit::default();
+            let ends_in_time = match (ends_at, it.starts_by) {
+                (Some(ends_at), Some(starts_by)) => ends_at <= starts_by,
+                (None, _) | (_, None) => false,
+            };
+            ends_in_time || gives_way && !is_limited || !self.is_after(waiting, it)
         };
-        others.find(|it| it.includes(device) && ends_too_late(it))
+        let mut all = self.reservations.all.iter();
+        all.find(|it| it.includes(device) && !may_pass(it))
+    }
+
+    /// Returns whether a reservation concerns devices that meet a demand.
+    pub(super) fn is_any_reserved(&self, demand: &Demand) -> bool {
+        let mut classes = self.reservations.all.iter().flat_map(|it| &it.classes);
+        classes.any(|class| demand.accepts(class))
     }
 
     /// Returns the reservations, those first that are next.
     pub(super) fn reservations(&self) -> impl Iterator<Item = &Reservation> {
-        self.reservations.iter()
+        self.reservations.all.iter()
     }
 
     /// Returns the reservation of a request, if it has one.
     pub(super) fn reservation_of(&self, request: LeaseId) -> Option<&Reservation> {
-        self.reservations.iter().find(|it| it.lease == request)
+        self.reservations().find(|it| it.lease == request)
     }
 
-    /// Returns the requests whose reservations a lease passes that gets these devices.
-    pub(super) fn passed_by(&self, lease: LeaseId, devices: &[DeviceRef]) -> BTreeSet<LeaseId> {
-        let others = self.reservations.iter().filter(|it| it.lease != lease);
-        let passed = others.filter(|reservation| {
+    /// Returns the requests whose reservations a lease passes that gets these devices: by this request, or else
+    /// as it goes on after entitled requests.
+    pub(super) fn passed_by(
+        &self,
+        request: Option<&QueuedRequest>,
+        devices: &[DeviceRef],
+    ) -> BTreeSet<LeaseId> {
+        let is_after = |it: &&Reservation| request.is_none_or(|request| self.is_after(request, it));
+        let passed = self.reservations().filter(is_after).filter(|reservation| {
             let mut devices = devices.iter().filter_map(|it| self.pool.device(*it));
             devices.any(|device| reservation.includes(device))
         });
         passed.map(|it| it.lease).collect()
     }
 
-    /// Returns the reservations that there should be now, in the order in which the requests are next.
-    fn reservations_now(&self) -> Vec<Reservation> {
+    /// Returns the number of reservations of its own tenant that are before a request.
+    pub(super) fn own_reservations_before(&self, request: &QueuedRequest) -> usize {
+        let own = self.reservations().filter(|it| it.tenant == request.tenant);
+        own.filter(|it| self.is_after(request, it)).count()
+    }
+
+    /// Returns whether a request comes after another one that has a reservation.
+    fn is_after(&self, request: &QueuedRequest, reservation: &Reservation) -> bool {
+        if request.demand.is_spot {
+            return true;
+        }
+        if request.tenant == reservation.tenant {
+            return request.rank() > reservation.rank;
+        }
+        let place = |tenant: &TenantName| {
+            let place = self.reservations.places.get(tenant);
+            place.map(|place| (*place, tenant.clone()))
+        };
+        place(&request.tenant) > place(&reservation.tenant)
+    }
+
+    /// Returns the reservations that there should be now.
+    fn reservations_now(&self) -> Reservations {
         let is_due = |since| since + self.options.reserve_after <= self.now;
         let has_due = self.queue.oldest().is_some_and(|it| is_due(it.since));
         if self.options.order != RequestOrder::Fair || !has_due {
-            return Vec::new();
+            return Reservations::default();
         }
+        let heads = self.heads_in_order();
+        let due = heads.iter().filter(|(.., rank, _)| {
+            let waiting = self.queue.get(rank.lease);
+            waiting.is_some_and(|it| is_due(it.since))
+        });
         let mut unclaimed: BTreeSet<_> = self.pool.classes().collect();
-        let mut reservations = Vec::new();
-        for (tenant, rank, shape) in self.heads_in_order() {
-            if unclaimed.is_empty() {
-                break;
-            }
+        let mut all = Vec::new();
+        for (_, tenant, rank, shape) in due {
             let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
             let may_have = |device: &DeviceSpec| {
                 shape.accepts(device) && limit.allows(used, device, shape.devices)
@@ -124,23 +174,23 @@ impl Engine {
                 continue;
             }
             let classes = unclaimed.extract_if(.., |class| may_have(class));
-            let classes: BTreeSet<_> = classes.cloned().collect();
-            let has_waited = self
-                .queue
-                .get(rank.lease)
-                .is_some_and(|it| is_due(it.since));
             let mut reservation = Reservation {
                 lease: rank.lease,
-                classes,
+                tenant: (*tenant).clone(),
+                rank: *rank,
+                classes: classes.cloned().collect(),
                 starts_by: None,
             };
-            let is_enough = self.pool.offers(shape, |it| reservation.includes(it)) >= wanted;
-            if has_waited && is_enough {
+            if self.pool.offers(shape, |it| reservation.includes(it)) >= wanted {
                 reservation.starts_by = self.starts_by(&reservation, wanted);
-                reservations.push(reservation);
+                all.push(reservation);
             }
         }
-        reservations
+        let places = heads
+            .iter()
+            .map(|(place, tenant, ..)| ((*tenant).clone(), *place));
+        let places = places.filter(|_| !all.is_empty()).collect();
+        Reservations { all, places }
     }
 
     /// Returns when there will be as many devices as `wanted` of a reservation, if that is known and makes a
@@ -149,7 +199,18 @@ impl Engine {
         let mut shapes = self.queue.shapes();
         let makes_difference = shapes.any(|shape| shape.max_duration.is_some());
         let includes = |device: &DeviceSpec| reservation.includes(device);
-        makes_difference.then(|| self.enough_at(reservation.lease, wanted, includes))?
+        if !makes_difference {
+            return None;
+        }
+        let at = self.enough_at(reservation.lease, wanted, includes);
+        // Otherwise it would be another reservation at each event.
+        at.map(|at| {
+            if at > self.now {
+                at
+            } else {
+                Timestamp::default()
+            }
+        })
     }
 
     /// Returns when as many devices as `wanted` will be there for a request, of those that it `may_have`, if that
@@ -185,10 +246,10 @@ impl Engine {
     }
 
     /// Returns the next request beyond guarantees of each tenant and shape, other than those for spot leases, the
-    /// first first.
-    pub(super) fn heads_in_order(&self) -> impl Iterator<Item = (&TenantName, Rank, &Shape)> {
+    /// first first; each with the place of its tenant.
+    pub(super) fn heads_in_order(&self) -> Vec<(Place, &TenantName, Rank, &Shape)> {
         let pool = self.pool.amounts();
-        let mut tenants = BTreeMap::<Place<'_>, BTreeMap<Rank, &Shape>>::new();
+        let mut tenants = BTreeMap::<(Place, &TenantName), BTreeMap<Rank, &Shape>>::new();
         for (tenant, requests) in self.queue.by_tenant() {
             let heads: BTreeMap<_, _> = self.heads(requests).collect();
             let Some((first, _)) = heads.first_key_value() else {
@@ -196,13 +257,15 @@ impl Engine {
             };
             let mut used = self.queue.guaranteed().with(self.used_by(tenant), tenant);
             used.subtract(&self.passed_own(tenant, heads.keys()));
+            used.add(&self.taken_for_reservations(tenant));
             let share = self.shares(&pool).key(tenant, &used, self.spot_by(tenant));
-            tenants.insert((share, first.number, tenant), heads);
+            tenants.insert(((share, first.number), tenant), heads);
         }
-        tenants.into_iter().flat_map(|((.., tenant), heads)| {
+        let heads = tenants.into_iter().flat_map(|((place, tenant), heads)| {
             let heads = heads.into_iter();
-            heads.map(move |(rank, shape)| (tenant, rank, shape))
-        })
+            heads.map(move |(rank, shape)| (place, tenant, rank, shape))
+        });
+        heads.collect()
     }
 
     fn heads<'a>(&self, requests: &'a TenantRequests) -> impl Iterator<Item = Head<'a>> {
@@ -212,6 +275,22 @@ impl Engine {
             let mut beyond = ranks.iter().filter(|it| !guaranteed.contains(it.lease));
             Some((*beyond.next()?, shape))
         })
+    }
+
+    /// Returns what was taken from a tenant for requests with reservations that still wait. Without that, the
+    /// tenant would be next as soon as its leases are suspended, and get the devices back.
+    fn taken_for_reservations(&self, tenant: &TenantName) -> Amounts {
+        let mut taken = Amounts::default();
+        for id in self.leases.index().reclaimed() {
+            let lease = self.leases.get(id);
+            let lease = lease.filter(|it| it.tenant.as_ref() == Some(tenant));
+            if let Some(lease) = lease
+                && lease.passed.iter().any(|it| self.queue.get(*it).is_some())
+            {
+                taken.add(&lease.charge);
+            }
+        }
+        taken
     }
 
     /// Returns what a tenant has that passed one of these requests of its own.
@@ -236,7 +315,7 @@ impl Engine {
 impl Engine {
     /// Returns the reservations as of the last decision, the first first.
     pub(crate) fn reserved(&self) -> Vec<(LeaseId, BTreeSet<DeviceClass>)> {
-        let reservations = self.reservations.iter();
+        let reservations = self.reservations();
         reservations
             .map(|it| (it.lease, it.classes.clone()))
             .collect()
@@ -244,7 +323,7 @@ impl Engine {
 
     /// Returns the reservations that there should be now.
     pub(crate) fn reserved_now(&self) -> Vec<(LeaseId, BTreeSet<DeviceClass>)> {
-        let reservations = self.reservations_now().into_iter();
+        let reservations = self.reservations_now().all.into_iter();
         reservations.map(|it| (it.lease, it.classes)).collect()
     }
 }

@@ -35,6 +35,13 @@ impl Engine {
         spot.get(tenant).unwrap_or(&NOTHING)
     }
 
+    /// Returns what a tenant has in other leases than spot leases.
+    pub(super) fn used_without_spot(&self, tenant: &TenantName) -> Amounts {
+        let mut used = self.used_by(tenant).clone();
+        used.subtract(self.spot_by(tenant));
+        used
+    }
+
     /// Returns what decides which tenant is next, in a pool that has these devices.
     pub(super) fn shares<'a>(&'a self, pool: &'a Amounts) -> Shares<'a> {
         Shares {

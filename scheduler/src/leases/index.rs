@@ -30,6 +30,7 @@ pub(super) struct Keys {
     charge: Option<(TenantName, Amounts)>,
     /// Whether it is a spot lease that has devices or waits for some.
     is_spot: bool,
+    is_reclaimed: bool,
     /// The requests whose reservations it has passed, if it has devices.
     passed: BTreeSet<LeaseId>,
 }
@@ -69,6 +70,7 @@ impl Keys {
             is_unclaimed: lease.tenant.is_none(),
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
             is_spot: lease.is_spot && (lease.counts() || waits),
+            is_reclaimed: lease.is_reclaimed,
             passed: match lease.counts() {
                 true => lease.passed.clone(),
                 false => BTreeSet::new(),
@@ -98,6 +100,7 @@ pub(crate) struct LeaseIndex {
     used_for_spot: BTreeMap<TenantName, Amounts>,
     /// The spot leases that have devices or wait for some.
     spot: BTreeSet<LeaseId>,
+    reclaimed: BTreeSet<LeaseId>,
     /// The tenants of which `used` has changed since these were taken last.
     changed_tenants: BTreeSet<TenantName>,
     /// Rises whenever a tenant has something else than before.
@@ -140,6 +143,7 @@ impl LeaseIndex {
         };
         change(&mut self.unsettled, keys.is_unsettled);
         change(&mut self.spot, keys.is_spot);
+        change(&mut self.reclaimed, keys.is_reclaimed);
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
@@ -261,6 +265,11 @@ impl LeaseIndex {
     /// Returns what each tenant has in spot leases.
     pub(crate) fn used_for_spot(&self) -> &BTreeMap<TenantName, Amounts> {
         &self.used_for_spot
+    }
+
+    /// Returns the leases that were suspended for requests and wait to go on.
+    pub(crate) fn reclaimed(&self) -> impl Iterator<Item = LeaseId> {
+        self.reclaimed.iter().copied()
     }
 
     /// Returns whether there are spot leases that have devices or wait for some.

@@ -38,10 +38,12 @@ impl Guaranteed {
     }
 }
 
-/// Returns the requests that are within the guarantees of their tenants, which have `used`.
+/// Returns the requests that are within the guarantees of their tenants, which have `used`, of that `spot` in
+/// spot leases.
 pub(crate) fn guaranteed(
     policy: &Policy,
     used: &BTreeMap<TenantName, Amounts>,
+    spot: &BTreeMap<TenantName, Amounts>,
     kinds: &Kinds<'_>,
     requests: &Requests,
 ) -> Guaranteed {
@@ -54,7 +56,8 @@ pub(crate) fn guaranteed(
         if policy.guaranteed.is_empty() {
             continue;
         }
-        let used = used.get(tenant).unwrap_or(&NOTHING);
+        let mut used = used.get(tenant).unwrap_or(&NOTHING).clone();
+        used.subtract(spot.get(tenant).unwrap_or(&NOTHING));
         let (ranks, charge) = within_guarantee(policy, used, kinds, requests);
         found.leases.extend(ranks.iter().map(|rank| rank.lease));
         found.charges.insert(tenant.clone(), charge);
@@ -68,11 +71,11 @@ pub(crate) fn guaranteed(
 /// would get.
 fn within_guarantee(
     policy: &TenantPolicy,
-    used: &Amounts,
+    mut used: Amounts,
     kinds: &Kinds<'_>,
     requests: &TenantRequests,
 ) -> (Vec<Rank>, Amounts) {
-    let (mut used, mut charge_of_all) = (used.clone(), Amounts::default());
+    let mut charge_of_all = Amounts::default();
     let none = BTreeSet::new();
     let mut next = BTreeMap::new();
     let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
@@ -278,7 +281,7 @@ mod tests {
         };
         let kinds = queue.shapes().map(|shape| (shape, kinds_of(shape)));
         let (kinds, requests) = (kinds.collect(), queue.by_tenant());
-        let guaranteed = guaranteed(&policy, &used, &kinds, requests);
+        let guaranteed = guaranteed(&policy, &used, &BTreeMap::new(), &kinds, requests);
         let pool = Amounts::of(&pool);
         let shares = Shares {
             policy: &policy,

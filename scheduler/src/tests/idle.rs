@@ -381,3 +381,54 @@ fn client_that_was_away_learns_that_its_lease_was_idle() {
     ];
     check(suspended_after_10_min().into_iter().chain(away));
 }
+
+/// The parts of lease 10 wait for devices of two workers, which leases 20 and 30 have.
+#[test]
+fn idle_leases_make_room_for_all_parts_of_a_lease_or_for_none() {
+    let mut steps = kept_by_each_other();
+    let suspended_parts = vec![end_and_keep(1, 10), end_and_keep(2, 10), suspended(1, 10)];
+    let pair = granted(2, 2, &[(1, 0, exact(16)), (1, 1, exact(16))]);
+    let waits = Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w1".into(), "w2".into()],
+        needs_all: true,
+        cause: None,
+    };
+    steps.extend([
+        (3, suspend(10), suspended_parts),
+        (4, released(1, 10), vec![]),
+        (4, released(2, 10), vec![]),
+        (5, attach(2), vec![]),
+        (6, request_durable_of(2, 2, 2), vec![pair, keep(20, 1, 2)]),
+        (
+            6,
+            request_durable(2, 3),
+            vec![granted_exact(2, 3, 2, 0), keep(30, 2, 1)],
+        ),
+        (7, restorable(2, 20, true), vec![]),
+        (7, restorable(2, 30, true), vec![]),
+        (7, kept(1, &[(20, 1)]), vec![]),
+        (7, kept(2, &[(30, 2)]), vec![]),
+        (8, resume(10), vec![waits]),
+        (700_000, idle(1, &[(20, 699_000)]), vec![]),
+        (
+            700_001,
+            idle(2, &[(30, 699_000)]),
+            vec![
+                end_and_keep(1, 20),
+                drop_snapshots(2, 20),
+                suspended_for_idleness(2, 20),
+                end_and_keep(2, 30),
+                drop_snapshots(1, 30),
+                suspended_for_idleness(2, 30),
+            ],
+        ),
+        (700_100, released(1, 20), vec![]),
+    ]);
+    let mut engine = check(steps);
+    let commands = engine.handle(released(2, 30), at(700_101));
+    let goes_on =
+        |command: &Command| matches!(command, Command::Moved { lease, .. } if lease.0 == 10);
+    assert!(commands.iter().any(goes_on), "{commands:?}");
+}

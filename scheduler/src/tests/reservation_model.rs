@@ -38,6 +38,48 @@ fn gives_way_on(demand: &Demand, device: &DeviceSpec) -> bool {
 impl World {
     /// Returns the reservations that there must be.
     fn expected_reservations(&self) -> Reserved {
+        let mut unclaimed: BTreeSet<_> = self.offered().map(class_of).collect();
+        let mut reserved = Reserved::new();
+        for index in self.reservation_order() {
+            let waiting = &self.waiting[index];
+            if self.now < waiting.since + RESERVE_AFTER {
+                continue;
+            }
+            let wanted = waiting.demand.devices as usize;
+            let suitable = self.offered().filter(|device| {
+                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+            });
+            let suitable: Vec<_> = suitable.map(class_of).collect();
+            if suitable.len() < wanted || !self.is_head(index) {
+                continue;
+            }
+            let own = unclaimed.extract_if(.., |class| suitable.contains(class));
+            let own: BTreeSet<_> = own.collect();
+            let left = suitable.iter().filter(|class| own.contains(*class));
+            if left.count() >= wanted {
+                reserved.insert(waiting.lease, own);
+            }
+        }
+        reserved
+    }
+
+    /// Returns whether no request of the same tenant and shape comes before one.
+    fn is_head(&self, index: usize) -> bool {
+        let waiting = &self.waiting[index];
+        let guaranteed = self.expected_order();
+        let is_guaranteed = |other: usize| guaranteed.contains(&(other, true));
+        let shape = Shape::of(&waiting.demand);
+        let mut others = (0..).zip(&self.waiting);
+        !others.any(|(at, other)| {
+            let is_own = tenant_of(other.client) == tenant_of(waiting.client);
+            let is_alike = is_own && Shape::of(&other.demand) == shape;
+            is_alike && !is_guaranteed(at) && self.rank(at) < self.rank(index)
+        })
+    }
+
+    /// Returns the requests beyond guarantees that are not for spot leases, in the order in which they get
+    /// reservations.
+    fn reservation_order(&self) -> Vec<usize> {
         let order = self.expected_order();
         let mut used = self.engine.used_by_tenants().clone();
         let (guaranteed, rest): (Vec<_>, Vec<_>) = order.into_iter().partition(|(_, it)| *it);
@@ -54,37 +96,25 @@ impl World {
         for (tenant, mut own) in tenants {
             own.retain(|index| !self.waiting[*index].demand.is_spot);
             own.sort_by_key(|&index| self.rank(index));
-            if own.is_empty() {
+            let Some(first) = own.first().copied() else {
                 continue;
-            }
+            };
             let mut used = used.clone();
-            let passed = self.passed_own(&tenant, &own);
-            used.entry(tenant.clone()).or_default().subtract(&passed);
+            let of_tenant = used.entry(tenant.clone()).or_default();
+            of_tenant.subtract(&self.passed_own(&tenant, &own));
+            for (_, lease) in self.engine.leases().iter() {
+                let mut passed = self.waiting.iter().map(|it| it.lease);
+                let is_own = lease.tenant.as_ref() == Some(&tenant) && lease.is_reclaimed;
+                if is_own && passed.any(|it| lease.passed.contains(&it)) {
+                    of_tenant.add(&lease.charge);
+                }
+            }
             let spot = self.engine.used_for_spot();
             let share = self.share(&used, spot, &pool, &tenant);
-            ordered.push((share, own[0], own));
+            ordered.push((share, first, own));
         }
         ordered.sort_by(|one, other| one.partial_cmp(other).unwrap());
-        let mut unclaimed: BTreeSet<_> = self.offered().map(class_of).collect();
-        let mut reserved = Reserved::new();
-        for index in ordered.into_iter().flat_map(|(.., own)| own) {
-            let waiting = &self.waiting[index];
-            let wanted = waiting.demand.devices as usize;
-            let suitable = self.offered().filter(|device| {
-                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
-            });
-            let suitable: Vec<_> = suitable.map(class_of).collect();
-            if suitable.len() < wanted {
-                continue;
-            }
-            let own = unclaimed.extract_if(.., |class| suitable.contains(class));
-            let own: BTreeSet<_> = own.collect();
-            let left = suitable.iter().filter(|class| own.contains(*class));
-            if left.count() >= wanted && self.now >= waiting.since + RESERVE_AFTER {
-                reserved.insert(waiting.lease, own);
-            }
-        }
-        reserved
+        ordered.into_iter().flat_map(|(.., own)| own).collect()
     }
 
     /// Returns what a tenant has that passed the next one of some shape of its requests, which are in order.
@@ -148,7 +178,11 @@ impl World {
     pub(super) fn may_pass(&self, waiting: &SimRequest, device: &DeviceSpec) -> bool {
         let reserved = self.reserved_now();
         let mut others = reserved.iter().filter(|(of, _)| **of != waiting.lease);
+        let order = self.reservation_order();
+        let place = |lease: LeaseId| order.iter().position(|at| self.waiting[*at].lease == lease);
         let is_free = |(of, classes): (&LeaseId, &BTreeSet<Class>)| {
+            // Those for spot leases come last.
+            let is_before = place(waiting.lease).is_some_and(|it| Some(it) < place(*of));
             let mut requests = self.waiting.iter();
             let first = requests.find(|it| it.lease == *of).unwrap();
             let is_in_time = || {
@@ -156,9 +190,14 @@ impl World {
                 let starts_by = self.starts_by(first, classes)?;
                 (self.now + takes.next_power_of_two() <= starts_by).then_some(())
             };
-            !classes.contains(&class_of(device)) || is_in_time().is_some()
+            let is_own = tenant_of(first.client) == tenant_of(waiting.client);
+            let limit = self.policy.get(&tenant_of(first.client));
+            let is_limited = is_own && limit.is_some_and(|it| it.limit != TenantLimit::default());
+            let gives_way = gives_way_on(&waiting.demand, device) && !is_limited;
+            let is_of_other = !classes.contains(&class_of(device));
+            is_of_other || is_before || gives_way || is_in_time().is_some()
         };
-        gives_way_on(&waiting.demand, device) || others.all(is_free)
+        others.all(is_free)
     }
 
     /// Reservations are as they must be, and of those for which there are enough devices, none waits.

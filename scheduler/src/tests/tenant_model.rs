@@ -121,6 +121,7 @@ impl World {
     /// devices, and whether it is within its tenant's guarantee.
     pub(super) fn expected_order(&self) -> Vec<(usize, bool)> {
         let mut used: BTreeMap<_, Amounts> = self.engine.used_by_tenants().clone();
+        let in_spot = self.engine.used_for_spot();
         let mut rest: Vec<_> = (0..self.waiting.len()).collect();
         rest.sort_by_key(|&index| self.rank(index));
         let is_guaranteed = |index: usize, used: &BTreeMap<TenantName, Amounts>| {
@@ -133,8 +134,11 @@ impl World {
             let is_within = |kind: &String| {
                 let policy = self.policy.get(&tenant)?;
                 let most = *policy.guaranteed.get(kind)?;
-                let used = used.get(&tenant).and_then(|used| used.devices.get(kind));
-                let all = used.copied().unwrap_or_default() + u64::from(waiting.demand.devices);
+                let count = |used: &BTreeMap<TenantName, Amounts>| {
+                    let count = used.get(&tenant).and_then(|used| used.devices.get(kind));
+                    count.copied().unwrap_or_default()
+                };
+                let all = count(used) - count(in_spot) + u64::from(waiting.demand.devices);
                 (all <= u64::from(most)).then_some(())
             };
             !kinds.is_empty() && kinds.iter().all(|kind| is_within(kind).is_some())
@@ -206,24 +210,23 @@ impl World {
         pool: &Amounts,
         of: &TenantName,
     ) -> f64 {
-        let share = |of_tenants: &BTreeMap<TenantName, Amounts>| {
-            let used = of_tenants.get(of).cloned().unwrap_or_default();
-            let mut share = 0_f64;
-            for (kind, count) in &used.devices {
-                if let Some(total) = pool.devices.get(kind) {
-                    share = share.max(*count as f64 / *total as f64);
-                }
+        let used = used.get(of).cloned().unwrap_or_default();
+        let spot = spot.get(of).cloned().unwrap_or_default();
+        let mut present = 0_f64;
+        let mut part = |used: f64, spot: f64, total: f64| {
+            if total > 0.0 {
+                present = present.max((used - 0.75 * spot).max(0.0) / total);
             }
-            if pool.all > 0 {
-                share = share.max(used.all as f64 / pool.all as f64);
-            }
-            if pool.memory_bytes > 0 {
-                share = share.max(used.memory_bytes as f64 / pool.memory_bytes as f64);
-            }
-            share
         };
+        for (kind, count) in &used.devices {
+            let spot = spot.devices.get(kind).copied().unwrap_or_default();
+            let total = pool.devices.get(kind).copied().unwrap_or_default();
+            part(*count as f64, spot as f64, total as f64);
+        }
+        part(used.all as f64, spot.all as f64, pool.all as f64);
+        let (memory, pool_memory) = (used.memory_bytes as f64, pool.memory_bytes as f64);
+        part(memory, spot.memory_bytes as f64, pool_memory);
         let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
-        let present = (share(used) - 0.75 * share(spot)).max(0.0);
         // Its definition is tested where it is.
         (present + self.engine.ranked_past_share(of)) / f64::from(weight)
     }
@@ -277,11 +280,11 @@ impl World {
                 .collect();
             let mut waiting = self.waiting.iter();
             assert!(waiting.any(|waiting| {
+                // What its tenant had at that moment is not known: it may have been granted in this event.
                 let fits = |device: &&DeviceSpec| {
-                    meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+                    meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
                 };
-                let known = self.engine.leases().get(id);
-                let is_passed = known.is_some_and(|it| it.passed.contains(&waiting.lease));
+                let is_passed = lease.passed.contains(&waiting.lease);
                 let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
                 let is_spot = lease.is_spot && !waiting.demand.is_spot;
                 (is_passed || is_other || is_spot) && devices.iter().any(fits)

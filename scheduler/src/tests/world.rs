@@ -152,6 +152,8 @@ pub(super) struct SimLease {
     /// Since when it has its devices.
     pub(super) running_since: u64,
     pub(super) is_spot: bool,
+    /// The requests whose reservations it has passed, by the engine's knowledge.
+    pub(super) passed: BTreeSet<LeaseId>,
     /// For how long it may have devices, from `running_since` on, in ms.
     pub(super) time_left: Option<u64>,
     pub(super) durability: Durability,
@@ -285,6 +287,7 @@ impl World {
             lease.keepers = known.map_or_else(BTreeMap::new, |known| known.keepers.clone());
             lease.stored = known.map_or_else(BTreeMap::new, |known| known.stored.clone());
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
+            lease.passed = known.map_or_else(BTreeSet::new, |known| known.passed.clone());
         }
         self.check_invariants();
         if !matches!(event, Event::SetPriority { .. }) {
@@ -534,6 +537,7 @@ impl World {
                 granted_at: self.now,
                 running_since: self.now,
                 is_spot: granted.demand.is_spot,
+                passed: BTreeSet::new(),
                 time_left: granted.demand.max_duration.map(|it| it.as_millis() as u64),
                 durability: granted.demand.durability,
                 granted: specs.clone(),

@@ -68,7 +68,7 @@ pub(crate) struct UpSettings {
     /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
-    /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
+    /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
     /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
@@ -98,7 +98,7 @@ pub(crate) struct SchedulerSettings {
     /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
-    /// Time after which a request that is next is not passed by others for good: these get its devices only if they can be suspended for it [default: 10m]
+    /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
     /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]

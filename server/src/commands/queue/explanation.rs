@@ -43,7 +43,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
     if waiting.has_reservation {
         line(
             "reserved",
-            "others get devices for which it is next only if they can be suspended for it",
+            "later requests get its devices only with leases that can be suspended for it",
         );
     }
     if let Some(id) = waiting.reserved_for {
@@ -51,7 +51,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
         line(
             "reserved",
             &format!(
-                "some devices are for request {id}, which comes first and has waited for long; a lease that can be suspended (a durable one) could have them meanwhile"
+                "some devices are for request {id}, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile"
             ),
         );
     }
@@ -95,7 +95,7 @@ pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
 /// Returns when a lease or request gets devices, as far as that is known, and how it is known.
 fn estimate(waiting: &Waiting) -> String {
     match waiting.enough_in_ms {
-        Some(0) => "soon: enough devices are being released, or can be taken back".into(),
+        Some(0) => "soon, if the leases that passed it can be suspended: with their devices, there are enough".into(),
         Some(millis) => format!(
             "in {} at the latest, unless others before it get the devices: leases that declare how long they take (max_duration) will have ended by then",
             human::duration(millis)
@@ -276,11 +276,11 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
         let mut waiting = listed().waiting.remove(1);
         waiting.has_reservation = true;
         let text = explanation(&waiting, 2);
-        let own = "\n  reserved   others get devices for which it is next only if they can be suspended for it\n";
+        let own = "\n  reserved   later requests get its devices only with leases that can be suspended for it\n";
         assert!(text.contains(own), "{text}");
         (waiting.has_reservation, waiting.reserved_for) = (false, Some(0x9a));
         let text = explanation(&waiting, 2);
-        let of_other = "\n  reserved   some devices are for request 000000000000009a, which comes first and has waited for long; a lease that can be suspended (a durable one) could have them meanwhile\n";
+        let of_other = "\n  reserved   some devices are for request 000000000000009a, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile\n";
         assert!(text.contains(of_other), "{text}");
     }
 
