@@ -6,6 +6,8 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod idle;
 #[cfg(target_os = "linux")]
+mod making_room;
+#[cfg(target_os = "linux")]
 mod object_storage;
 #[cfg(target_os = "linux")]
 mod reclaim;
