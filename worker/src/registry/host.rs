@@ -12,7 +12,7 @@ use tensord_proto::{
     ids::LeaseId,
     v1::{
         DeviceGrant, DeviceUsage, Error, ErrorCode, GrantUsage, HeldDevice, LeaseGranted,
-        OutOfService, UsageCounters,
+        OutOfService,
     },
 };
 
@@ -182,7 +182,10 @@ impl Registry {
 
     /// Returns what `lease` has used of each device in this process.
     #[cfg(target_os = "linux")]
-    pub(crate) fn used_by(&self, lease: LeaseId) -> BTreeMap<u32, UsageCounters> {
+    pub(crate) fn used_by(
+        &self,
+        lease: LeaseId,
+    ) -> BTreeMap<u32, tensord_proto::v1::UsageCounters> {
         let now = Instant::now();
         let devices = self.device_slots.iter();
         let used = devices.map(|(&index, device)| (index, device.used_by(lease, now).used));

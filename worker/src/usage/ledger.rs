@@ -108,6 +108,7 @@ impl UsageLedger {
     }
 
     /// Records that the process of a lease has exited. The next one counts from zero.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn process_exited(&mut self, now: Instant, lease: LeaseId) {
         for (&(_, device), held) in self.held.range_mut((lease, 0)..=(lease, u32::MAX)) {
             let counted = std::mem::take(&mut held.current);
@@ -119,6 +120,7 @@ impl UsageLedger {
     }
 
     /// Records that the devices of a lease are released.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn released(&mut self, now: Instant, lease: LeaseId) {
         self.process_exited(now, lease);
         let devices = self.held.range((lease, 0)..=(lease, u32::MAX));
@@ -165,6 +167,7 @@ impl UsageLedger {
     }
 
     /// Returns how long a device has worked in all processes.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn device_busy_us(&self, device: u32) -> u64 {
         let exited = self.device_busy_us.get(&device).copied();
         let on_device = self.held.iter().filter(|((_, index), _)| *index == device);
