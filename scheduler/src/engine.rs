@@ -3,7 +3,7 @@
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, requests in `engine/requests.rs`, what is reclaimed and held back for them in
-//! `engine/reclaim.rs`, `engine/holds.rs` and `engine/reservations.rs`, leases that compute nothing in
+//! `engine/reclaim.rs`, `engine/holds.rs` and `engine/reservations.rs`, idle leases in
 //! `engine/idle.rs`, and leases that outlive their worker in `engine/durable.rs`,
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
@@ -96,7 +96,7 @@ pub struct Engine {
     /// When leases may be suspended for a request within a guarantee that waits, as they will have run for
     /// long enough.
     reclaim_at: Option<Timestamp>,
-    /// The leases that have had nothing to do lately.
+    /// The leases that have been idle lately.
     idle: IdleLeases,
     /// When further leases will have been idle for long enough to be suspended, if something waits for devices.
     idle_at: Option<Timestamp>,
@@ -256,6 +256,12 @@ impl Engine {
             is_stored: lease.is_stored(),
             move_to: self.check_move(id),
         })
+    }
+
+    /// Returns whether a device can have been granted with this number: it is not above those that this or an
+    /// earlier scheduler has given, as far as the device's worker has reported the latter.
+    pub fn may_be_granted(&self, device_ref: DeviceRef, grant: GrantNumber) -> bool {
+        self.pool.may_be_granted(device_ref, grant)
     }
 
     /// Returns the leases of a client, attached or not.

@@ -15,6 +15,12 @@ impl Pool {
         grants.is_some_and(|grants| grant > grants.ended)
     }
 
+    /// Returns whether a device can have been granted with this number: it is not above every known grant.
+    pub(crate) fn may_be_granted(&self, device_ref: DeviceRef, grant: GrantNumber) -> bool {
+        let grants = self.grants(device_ref);
+        grants.is_some_and(|grants| grant <= grants.latest)
+    }
+
     /// Returns a number above every known grant of the device.
     pub(crate) fn next_grant(&self, device_ref: DeviceRef) -> GrantNumber {
         let latest = self

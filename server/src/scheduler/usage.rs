@@ -24,8 +24,9 @@ mod writer;
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::Duration,
 };
 
 use tensord_proto::{
@@ -52,6 +53,13 @@ use crate::state::{StateDir, StateError};
 /// Most grants of which one heartbeat may report: more than a worker has and remembers.
 const MAX_REPORTED: usize = 4096;
 
+/// Most grants that one heartbeat makes known. Others become known by the next one. So a heartbeat of
+/// false grants, each of which is divided among the hours of a week, takes little time.
+const MAX_NEW: usize = 64;
+
+/// How long the end of the thread is awaited. A disk may hang.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Most questions of administrators that wait for the thread.
 const MAX_QUERIES: usize = 16;
 
@@ -69,8 +77,8 @@ pub(super) enum UsageError {
     Stopping,
 }
 
-/// The usage of a pool, and the thread that writes it. Dropping the last clone waits until all is
-/// written, or writing has failed.
+/// The usage of a pool, and the thread that writes it. Dropping the last clone waits for a moment until
+/// all is written, or writing has failed; [`written`](Self::written) waits for longer.
 #[derive(Clone, Debug)]
 pub(crate) struct UsageLog(Arc<Inner>);
 
@@ -79,7 +87,8 @@ struct Inner {
     shared: Arc<Shared>,
     /// Locked while changes are made and queued, so that they are queued in order.
     accounts: Mutex<Accounts>,
-    writer: Option<JoinHandle<()>>,
+    /// Closed when the thread has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
 }
 
 /// What a worker reports.
@@ -118,8 +127,12 @@ impl UsageLog {
         let path = store.path().to_owned();
         let writer = Writer::new(shared.clone(), store);
         let thread = thread::Builder::new().name("tensord-usage".into());
-        let writer = thread.spawn(|| writer.run());
-        let writer = writer.map_err(|source| StateError::Io {
+        let (ending, ended) = mpsc::channel();
+        let spawned = thread.spawn(move || {
+            writer.run();
+            drop(ending);
+        });
+        spawned.map_err(|source| StateError::Io {
             what: "start a thread that writes",
             path,
             source,
@@ -127,7 +140,7 @@ impl UsageLog {
         Ok(Self(Arc::new(Inner {
             shared,
             accounts: Mutex::new(Accounts::new(loaded.accounts)),
-            writer: Some(writer),
+            ended: Mutex::new(ended),
         })))
     }
 
@@ -155,16 +168,19 @@ impl UsageLog {
     }
 
     /// Counts what a worker reports. `owner_of` finds the owner of a lease that is not known from its
-    /// grant. Returns the grants that the worker may forget.
+    /// grant. `may_be_granted` returns whether the scheduler can have given a grant. Returns the grants that
+    /// the worker may forget.
     pub(super) fn reported(
         &self,
         now: UnixMillis,
         report: &WorkerReport<'_>,
+        may_be_granted: impl Fn(&DeviceGrant) -> bool,
         owner_of: impl Fn(LeaseId, &DeviceGrant) -> Option<Owner>,
     ) -> Vec<DeviceGrant> {
         let worker = report.worker.0;
         let mut released = BTreeSet::new();
         let mut has_ended = false;
+        let mut new = 0;
         let mut accounts = self.accounts();
         let mut changes = self.0.shared.new_changes();
         for usage in report.grants.iter().take(MAX_REPORTED) {
@@ -174,6 +190,10 @@ impl UsageLog {
             let Some((key, kind)) = report.account_of(grant) else {
                 continue;
             };
+            let is_known = accounts.contains(&key);
+            if !is_known && (new >= MAX_NEW || !may_be_granted(grant)) {
+                continue;
+            }
             let lease = LeaseId(usage.lease_id);
             let subject = || Some(Subject::Lease(owner_of(lease, grant)?, lease));
             let reported = Reported {
@@ -181,6 +201,7 @@ impl UsageLog {
                 is_final: usage.released,
             };
             has_ended |= accounts.observe(now, key, reported, kind, subject, &mut changes);
+            new += usize::from(!is_known && accounts.contains(&key));
             if usage.released {
                 released.insert(key);
             }
@@ -231,10 +252,9 @@ impl UsageLog {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.close();
-        if let Some(writer) = self.writer.take() {
-            // An error means that the thread has panicked, which the panic hook has logged.
-            let _ = writer.join();
-        }
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Nothing is sent; the channel is closed when the thread ends.
+        let _ = ended.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 

@@ -5,7 +5,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
     v1::{DeviceGrant, Heartbeat},
 };
-use tensord_scheduler::LeasedDevice;
+use tensord_scheduler::{DeviceRef, LeasedDevice};
 
 use super::Driver;
 use crate::scheduler::{
@@ -39,9 +39,19 @@ impl Driver {
             devices_busy_us: heartbeat.usage.iter().map(|it| it.busy_us).collect(),
             grants: &heartbeat.leases,
         };
-        usage.reported(UnixMillis::now(), &report, |lease, grant| {
-            self.claimed_by(lease, worker, grant)
-        })
+        let may_be_granted = |grant: &DeviceGrant| {
+            let device_ref = DeviceRef {
+                worker,
+                index: grant.device_index,
+            };
+            self.engine.may_be_granted(device_ref, number(grant.grant))
+        };
+        usage.reported(
+            UnixMillis::now(),
+            &report,
+            may_be_granted,
+            |lease, grant| self.claimed_by(lease, worker, grant),
+        )
     }
 
     /// Returns who has a lease with this grant of a worker's device, if a client has claimed it.

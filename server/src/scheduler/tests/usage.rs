@@ -52,22 +52,25 @@ impl Rig {
     }
 }
 
+/// The grant of the only device of a lease.
+fn grant_of_device(granted: &Granted) -> tensord_proto::v1::DeviceGrant {
+    let share = &claims(&granted.token).shares[0];
+    tensord_proto::v1::DeviceGrant {
+        device_index: share.device_index,
+        grant: share.grant,
+    }
+}
+
 /// A heartbeat with the ops that were processed for grants.
 fn heartbeat(grants: &[(&Granted, u64, bool)]) -> worker_message::Body {
-    let leases = grants.iter().map(|(granted, ops, released)| {
-        let share = &claims(&granted.token).shares[0];
-        GrantUsage {
-            lease_id: granted.lease_id,
-            grant: Some(tensord_proto::v1::DeviceGrant {
-                device_index: share.device_index,
-                grant: share.grant,
-            }),
-            used: Some(UsageCounters {
-                ops: *ops,
-                ..UsageCounters::default()
-            }),
-            released: *released,
-        }
+    let leases = grants.iter().map(|(granted, ops, released)| GrantUsage {
+        lease_id: granted.lease_id,
+        grant: Some(grant_of_device(granted)),
+        used: Some(UsageCounters {
+            ops: *ops,
+            ..UsageCounters::default()
+        }),
+        released: *released,
     });
     worker_message::Body::Heartbeat(Heartbeat {
         leases: leases.collect(),
@@ -164,7 +167,14 @@ async fn usage_of_a_lease_that_nobody_claims_has_no_tenant() {
     client.request(1, 1).await;
     let lease = client.granted().await;
     let rig = Rig::with_usage(tempfile::tempdir().unwrap()).await;
-    drop(std::mem::replace(&mut worker, rig.worker(1, 1).await));
+    let rejoined = Register {
+        ended: vec![grant_of_device(&lease)],
+        ..register(1, 1)
+    };
+    drop(std::mem::replace(
+        &mut worker,
+        rig.register(rejoined).await.unwrap(),
+    ));
     assert_eq!(worker.beat(&[(&lease, 5, false)]).await, 0);
     assert_eq!(rig.usage_rows().await, []);
     worker.beat_until_recorded(&[(&lease, 5, true)]).await;

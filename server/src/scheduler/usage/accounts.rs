@@ -10,16 +10,24 @@ use std::{
 
 use tensord_proto::grant::GrantNumber;
 
-use super::amount::{Amount, HOUR_MS, Subject, SumKey, by_hours};
+use super::amount::{Amount, HOUR_MS, MAX_SPAN_MS, Subject, SumKey, by_hours};
 use crate::scheduler::access::UnixMillis;
 
 /// How long the last report of a grant is kept that the worker does not repeat. A worker that is cut off
 /// for longer and then reports again is counted twice, from the grant on.
-const SILENCE_MS: u64 = 7 * 24 * HOUR_MS;
+const SILENCE_MS: u64 = MAX_SPAN_MS;
 
 /// Most grants of a worker. Beyond that, the one with the oldest report is forgotten: more than a worker
 /// has and remembers.
 const MAX_PER_WORKER: usize = 4096;
+
+/// Most grants of all workers: a worker gets another id with each start, so the bound for each does not
+/// bound their sum.
+const MAX_ACCOUNTS: usize = 65_536;
+
+/// How many accounts are forgotten at once when there are [`MAX_ACCOUNTS`], as all must be looked at to
+/// choose them.
+const FORGOTTEN_AT_ONCE: usize = MAX_ACCOUNTS / 16;
 
 /// Most sums by lease that wait for the disk. Beyond that, they are told apart by tenant and user only.
 const MAX_SUMS: usize = 100_000;
@@ -127,7 +135,7 @@ pub(super) struct Accounts {
     accounts: BTreeMap<AccountKey, Account>,
     /// The number of accounts of each worker.
     sizes: HashMap<u64, usize>,
-    /// When reports are looked for that are too old.
+    /// When accounts are looked for that are too old. At first zero, which is long ago.
     expire_at: u64,
 }
 
@@ -157,7 +165,6 @@ impl Accounts {
         if self.accounts.contains_key(&key) {
             return;
         }
-        self.make_room(key.worker, changes);
         let account = Account {
             subject,
             kind: kind.into(),
@@ -165,14 +172,30 @@ impl Accounts {
             counted_at: now.0,
             ended_in: None,
         };
+        self.insert(now, key, account, changes);
+    }
+
+    fn insert(
+        &mut self,
+        now: UnixMillis,
+        key: AccountKey,
+        account: Account,
+        changes: &mut Changes,
+    ) {
+        self.make_room(now, key.worker, changes);
         changes.accounts.insert(key, Some(account.clone()));
         self.accounts.insert(key, account);
         *self.sizes.entry(key.worker).or_default() += 1;
     }
 
-    /// Counts what a report adds. `subject` finds for whom, if that is not known from the grant; without
-    /// an answer, nothing is counted until the grant is released, as a client may yet claim the lease.
-    /// Returns whether the grant has ended by this report.
+    /// Returns whether there is an account of a grant.
+    pub(super) fn contains(&self, key: &AccountKey) -> bool {
+        self.accounts.contains_key(key)
+    }
+
+    /// Counts what a report adds, but no more than was possible since the earlier report. `subject` finds
+    /// for whom, if that is not known from the grant; without an answer, nothing is counted until the grant
+    /// is released, as a client may yet claim the lease. Returns whether the grant has ended by this report.
     pub(super) fn observe(
         &mut self,
         now: UnixMillis,
@@ -188,23 +211,33 @@ impl Accounts {
             let Some(subject) = subject().or_else(unknown) else {
                 return false;
             };
-            // The grant is as old as the lease has had the device.
-            let granted = now.0.saturating_sub(amount.held_us / 1000);
-            self.begin(UnixMillis(granted), key, subject, kind, changes);
+            // The grant is as old as the lease has had the device, if that can be true.
+            let age_ms = (amount.held_us.max(amount.busy_us) / 1000).min(MAX_SPAN_MS);
+            let account = Account {
+                subject,
+                kind: kind.into(),
+                counted: Amount::default(),
+                counted_at: now.0.saturating_sub(age_ms),
+                ended_in: None,
+            };
+            self.insert(now, key, account, changes);
         }
         let Some(account) = self.accounts.get_mut(&key) else {
             return false;
         };
-        let added = amount.since(&account.counted);
+        let elapsed_ms = now.0.saturating_sub(account.counted_at);
+        let added = amount.since(&account.counted).at_most_in(elapsed_ms);
         let has_ended = is_final && account.ended_in.is_none();
         if added.is_zero() && !has_ended {
             // A device without work needs no write, and is not forgotten.
-            account.counted_at = account.counted_at.max(now.0);
+            account.counted_at = now.0;
             return false;
         }
         changes.add(account, now.0, &added);
-        account.counted = account.counted.max(&amount);
-        account.counted_at = account.counted_at.max(now.0);
+        // The rest counts with later reports, as far as it is possible then: the earlier report may have
+        // been under way for longer than this one.
+        account.counted.add(&added);
+        account.counted_at = now.0;
         if has_ended {
             account.ended_in = Some(changes.number);
         }
@@ -223,8 +256,8 @@ impl Accounts {
         released.iter().filter(is_recorded).copied()
     }
 
-    /// Forgets the grants of a worker whose final report is on disk, and which the worker has forgotten: it
-    /// reports as `released` others only.
+    /// Forgets the grants of a worker whose final report is on disk, and which the worker has forgotten:
+    /// they are not among those that it still reports as `released`.
     pub(super) fn forget_released(
         &mut self,
         worker: u64,
@@ -240,12 +273,18 @@ impl Accounts {
         }
     }
 
-    /// Forgets grants whose workers have not reported them for a long time.
+    /// Forgets grants whose workers have not reported them for a long time. Must be called often: if it
+    /// was not for an hour, or the clock was set, workers may have had no time to report, and nothing is
+    /// forgotten for an hour.
     pub(super) fn expire(&mut self, now: UnixMillis, changes: &mut Changes) {
-        if now.0 < self.expire_at {
+        if now.0 < self.expire_at && self.expire_at - now.0 <= HOUR_MS {
             return;
         }
+        let is_late = now.0 < self.expire_at || now.0 - self.expire_at > HOUR_MS;
         self.expire_at = now.0 + HOUR_MS;
+        if is_late {
+            return;
+        }
         let is_old = |account: &Account| account.counted_at.saturating_add(SILENCE_MS) < now.0;
         let old = self.accounts.iter().filter(|(_, account)| is_old(account));
         let old: Vec<_> = old.map(|(key, _)| *key).collect();
@@ -265,7 +304,10 @@ impl Accounts {
         of_worker.map(|(key, _)| *key)
     }
 
-    fn make_room(&mut self, worker: u64, changes: &mut Changes) {
+    fn make_room(&mut self, now: UnixMillis, worker: u64, changes: &mut Changes) {
+        if self.accounts.len() >= MAX_ACCOUNTS {
+            self.forget_oldest(now, changes);
+        }
         if self
             .sizes
             .get(&worker)
@@ -276,6 +318,22 @@ impl Accounts {
         let counted_at = |key: &AccountKey| self.accounts.get(key).map(|it| it.counted_at);
         if let Some(oldest) = self.of_worker(worker).min_by_key(counted_at) {
             self.forget(oldest, changes);
+        }
+    }
+
+    /// Forgets accounts: the released ones first that no worker has reported for an hour, and then those with
+    /// the oldest reports. One that is reported again would be counted twice.
+    fn forget_oldest(&mut self, now: UnixMillis, changes: &mut Changes) {
+        let rank = |account: &Account| {
+            let is_reported = account.counted_at.saturating_add(HOUR_MS) >= now.0;
+            let is_over = account.ended_in.is_some() && !is_reported;
+            (!is_over, account.counted_at)
+        };
+        let accounts = self.accounts.iter();
+        let mut ranked: Vec<_> = accounts.map(|(key, it)| (rank(it), *key)).collect();
+        ranked.sort_unstable();
+        for (_, key) in ranked.into_iter().take(FORGOTTEN_AT_ONCE) {
+            self.forget(key, changes);
         }
     }
 

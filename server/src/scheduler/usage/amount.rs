@@ -11,6 +11,17 @@ pub(super) const HOUR_MS: u64 = 3_600_000;
 /// Hours in a day.
 pub(super) const HOURS_A_DAY: u32 = 24;
 
+/// The longest time for which one report is counted. It bounds the hours among which a false report, or
+/// one after the clock was set, is divided.
+pub(super) const MAX_SPAN_MS: u64 = 7 * 24 * HOUR_MS;
+
+/// More bytes than a lease can move to or from a device in a second: networks have a tenth of that. At
+/// this rate, false reports of one device take five years to reach the largest number.
+const MAX_MOVED_PER_S: u64 = 100_000_000_000;
+
+/// More ops than a device executes in a second: each takes some microseconds at least.
+const MAX_OPS_PER_S: u64 = 1_000_000_000;
+
 /// An amount of what leases use of devices. Sums stay at the largest number that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::scheduler) struct Amount {
@@ -44,9 +55,24 @@ impl Amount {
         self.zip(earlier, u64::saturating_sub, u128::saturating_sub)
     }
 
-    /// Returns the larger one of each number.
-    pub(super) fn max(&self, other: &Self) -> Self {
-        self.zip(other, u64::max, u128::max)
+    /// Returns this, limited to what can be used of one device in a time. A 64th more is possible, as
+    /// clocks differ.
+    pub(super) fn at_most_in(&self, elapsed_ms: u64) -> Self {
+        // The time may have been rounded down.
+        let most_ms = elapsed_ms.saturating_add(elapsed_ms / 64 + 1);
+        let at_rate = |per_s: u64| {
+            let most = u128::from(most_ms) * u128::from(per_s) / 1000;
+            u64::try_from(most).unwrap_or(u64::MAX)
+        };
+        let most = Self {
+            held_us: at_rate(1_000_000),
+            busy_us: at_rate(1_000_000),
+            // The sums of this are long enough for any report.
+            byte_seconds: u128::MAX,
+            moved_bytes: at_rate(MAX_MOVED_PER_S),
+            ops: at_rate(MAX_OPS_PER_S),
+        };
+        self.zip(&most, u64::min, u128::min)
     }
 
     /// Returns the part of this that is `of` out of `all`, rounded down. `of` is at most `all`, which is
@@ -140,8 +166,9 @@ pub(super) struct SumKey {
 }
 
 /// Divides an amount that was used from `from_ms` to `to_ms`, milliseconds since 1970, among the hours in
-/// between. The parts add up to the amount.
+/// between: those of the last [`MAX_SPAN_MS`]. The parts add up to the amount.
 pub(super) fn by_hours(from_ms: u64, to_ms: u64, amount: &Amount) -> Vec<(u32, Amount)> {
+    let from_ms = from_ms.max(to_ms.saturating_sub(MAX_SPAN_MS));
     let hour_of = |ms: u64| u32::try_from(ms / HOUR_MS).unwrap_or(u32::MAX);
     if from_ms >= to_ms {
         return vec![(hour_of(to_ms), *amount)];

@@ -2,7 +2,7 @@
 //!
 //! Sums are by hour, and by lease, for [`DETAILED_DAYS`]. Then those of a day become one, for each tenant,
 //! user and kind of device, and are kept for [`KEPT_DAYS`]. If there are too many, the oldest ones are
-//! summed up or dropped earlier.
+//! summed up or dropped earlier, and further ones of today do not tell leases apart.
 
 use std::{
     collections::BTreeMap,
@@ -38,7 +38,7 @@ pub(super) const DETAILED_DAYS: u32 = 90;
 /// Days for which there are sums by day.
 pub(super) const KEPT_DAYS: u32 = 5 * 365;
 
-/// Most sums by hour: 230 leases at any time for 90 days. They take some 200 MiB.
+/// Most sums by hour that tell leases apart: 230 leases at any time for 90 days. They take some 200 MiB.
 const MAX_HOURLY: u64 = 500_000;
 
 /// Most sums by day: 100 combinations of tenant, user and kind for 5 years.
@@ -155,12 +155,12 @@ impl Store {
         self.limits = limits;
     }
 
-    /// Writes changes: all of them or none. Those that are written already, although an error was returned
-    /// then, are not written twice.
+    /// Writes changes: all of them or none. May be called again after an error: changes that are on disk
+    /// although writing them has returned an error are not written twice.
     pub(super) fn write(&mut self, changes: &Changes) -> Result<(), DatabaseError> {
-        self.with_database(|database, _| {
+        self.with_database(|database, limits| {
             let transaction = database.begin_write()?;
-            if write_changes(&transaction, changes)? {
+            if write_changes(&transaction, changes, limits)? {
                 transaction.commit()?;
             }
             Ok(())
@@ -248,8 +248,13 @@ fn load(file: File) -> Result<(Database, Loaded), DatabaseError> {
     Ok((database, loaded))
 }
 
-/// Writes changes, unless they are written. Returns whether there is something to commit.
-fn write_changes(transaction: &WriteTransaction, changes: &Changes) -> Result<bool, DatabaseError> {
+/// Writes changes, unless they are written. Returns whether there is something to commit. If there are too
+/// many sums by hour, further ones do not tell leases apart.
+fn write_changes(
+    transaction: &WriteTransaction,
+    changes: &Changes,
+    limits: Limits,
+) -> Result<bool, DatabaseError> {
     let mut batches = transaction.open_table(BATCHES)?;
     let last = batches
         .insert(0_u8, changes.number)?
@@ -259,7 +264,20 @@ fn write_changes(transaction: &WriteTransaction, changes: &Changes) -> Result<bo
     }
     let mut hours = transaction.open_table(HOURS)?;
     for (key, added) in &changes.sums {
-        add(&mut hours, key, added)?;
+        let is_new = || Ok::<_, DatabaseError>(hours.get(stored(key))?.is_none());
+        if hours.len()? >= limits.hourly && is_new()? {
+            let subject = key.subject.without_lease();
+            add(
+                &mut hours,
+                &SumKey {
+                    subject,
+                    ..key.clone()
+                },
+                added,
+            )?;
+        } else {
+            add(&mut hours, key, added)?;
+        }
     }
     let mut accounts = transaction.open_table(ACCOUNTS)?;
     for (key, account) in &changes.accounts {
@@ -283,8 +301,7 @@ fn add(
     key: &SumKey,
     added: &Amount,
 ) -> Result<(), DatabaseError> {
-    let (tenant, user, lease) = names(&key.subject);
-    let stored = (key.time, tenant, user, lease, &*key.kind);
+    let stored = stored(key);
     let known = table.get(stored)?.map(|bytes| amount(bytes.value()));
     let mut sum = known.unwrap_or_default();
     sum.add(added);
@@ -356,6 +373,12 @@ fn hour_of(ms: u64) -> u32 {
 
 fn day_of(ms: u64) -> u32 {
     hour_of(ms) / HOURS_A_DAY
+}
+
+/// Returns the key of a sum, as it is on disk.
+fn stored(key: &SumKey) -> StoredKey<'_> {
+    let (tenant, user, lease) = names(&key.subject);
+    (key.time, tenant, user, lease, &key.kind)
 }
 
 /// Returns tenant, user and lease of a subject, as they are on disk.

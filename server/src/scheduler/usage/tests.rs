@@ -1,11 +1,13 @@
-//! Tests of what is counted; `store` has those of what is on disk, and `crashes` those of both together.
+//! Tests of what is counted; `bounds` has those of false reports, `store` those of what is on disk, and
+//! `crashes` those of both together.
 
+mod bounds;
 mod crashes;
 mod store;
 
 use std::collections::BTreeMap;
 
-use tensord_proto::v1::UsageColumn;
+use tensord_proto::v1::{UsageColumn, UsageCounters};
 
 use super::{
     accounts::Changes,
@@ -179,24 +181,8 @@ fn lease_that_nobody_has_claimed_counts_when_it_is_known_or_over() {
     assert_eq!(by_subject, expected.into());
 }
 
-#[test]
-fn old_reports_are_dropped_and_the_number_is_bounded() {
-    let (mut accounts, mut changes) = (Accounts::new(BTreeMap::new()), numbered(1));
-    for count in 1..=5000 {
-        let subject = Subject::Unknown;
-        accounts.begin(after(count), key(0, count), subject, "flex", &mut changes);
-    }
-    let known = |changes: &Changes| changes.accounts.values().flatten().count();
-    assert_eq!(known(&changes), 4096);
-    assert_eq!(changes.accounts[&key(0, 1)], None, "the oldest one");
-    accounts.expire(after(7 * DAY_MS), &mut changes);
-    assert_eq!(known(&changes), 4096);
-    accounts.expire(after(7 * DAY_MS + HOUR_MS), &mut changes);
-    assert_eq!(known(&changes), 0);
-}
-
 fn grant_usage(count: u64, used: u64, released: bool) -> GrantUsage {
-    let counters = tensord_proto::v1::UsageCounters {
+    let counters = UsageCounters {
         held_us: 2 * used,
         busy_us: used,
         byte_seconds: used,
@@ -227,7 +213,12 @@ async fn worker_may_forget_what_is_on_disk() {
             devices_busy_us: vec![busy_us],
             grants,
         };
-        log.reported(UnixMillis::now(), &report, |_, _| Some(owner("red", "ada")))
+        log.reported(
+            UnixMillis::now(),
+            &report,
+            |_| true,
+            |_, _| Some(owner("red", "ada")),
+        )
     };
     let query = Query {
         since: UnixMillis(0),
@@ -264,7 +255,12 @@ async fn everything_is_written_on_request() {
         devices_busy_us: vec![],
         grants: &[grant_usage(1, 5, false)],
     };
-    log.reported(UnixMillis::now(), &report, |_, _| Some(owner("red", "ada")));
+    log.reported(
+        UnixMillis::now(),
+        &report,
+        |_| true,
+        |_, _| Some(owner("red", "ada")),
+    );
     log.written().await.unwrap();
     // The file, as another process finds it while this one has it open.
     let copied = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The thread that writes changes, and sums up what is written.
 //!
-//! Nobody waits for a write. Changes that wait add up to one, whose size does not depend on how long the
-//! disk takes: a sum for each lease and hour, and a report for each grant.
+//! Reports of workers do not wait for a write. Changes that wait become one: a sum for each lease and hour,
+//! and a report for each grant. If the disk takes long, sums by lease become sums by user.
 
 use std::{
     mem::take,
@@ -108,7 +108,9 @@ impl Shared {
     /// Has a question answered, after all that was queued so far is written or has failed.
     pub(super) fn ask(&self, question: Question) -> Result<(), UsageError> {
         let mut state = self.lock();
-        if state.questions.len() >= MAX_QUERIES {
+        // Whoever ends the process asks whether all is written, and has no time to ask again.
+        let is_bounded = matches!(question, Question::Sum(..));
+        if is_bounded && state.questions.len() >= MAX_QUERIES {
             return Err(UsageError::Busy);
         }
         state.questions.push(question);

@@ -149,7 +149,7 @@ fn old_details_become_sums_by_day_and_then_go() {
 fn number_of_sums_is_bounded() {
     let mut rig = StoreRig::new();
     rig.store.set_limits(Limits {
-        hourly: 3,
+        hourly: 6,
         daily: 1,
     });
     let mut number = 0;
@@ -162,18 +162,30 @@ fn number_of_sums_is_bounded() {
         }
     }
     // Two days become a sum each, of which the first one is dropped.
+    rig.store.set_limits(Limits {
+        hourly: 3,
+        daily: 1,
+    });
     rig.store.tidy(after(2 * DAY_MS)).unwrap();
     assert_eq!(rig.total_ops(), 2 * 2 + 2 * 4);
-    // Today is not summed up.
+    // Today is not summed up, but no further leases are told apart.
     rig.store.set_limits(Limits {
         hourly: 1,
         daily: 9,
     });
     rig.store.tidy(after(2 * DAY_MS)).unwrap();
     assert_eq!(rig.total_ops(), 2 * 2 + 2 * 4);
+    for lease in [2, 3, 4] {
+        number += 1;
+        let changes = changes_of(number, START.0 + 2 * DAY_MS, "red", lease, 100);
+        rig.store.write(&changes).unwrap();
+    }
     let leases = rig.sums(START, &[UsageColumn::Lease]).rows;
-    let leases: Vec<_> = leases.iter().map(|row| row.lease_id).collect();
-    assert_eq!(leases, [0, 1, 2]);
+    let leases = leases
+        .iter()
+        .map(|row| (row.lease_id, row.sum.unwrap().ops));
+    let leases: BTreeMap<_, _> = leases.collect();
+    assert_eq!(leases, [(0, 2 * 2 + 200), (1, 4), (2, 104)].into());
 }
 
 #[test]
