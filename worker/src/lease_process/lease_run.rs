@@ -57,6 +57,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// pages of 2 MiB for each thread.
 const HUGE_PAGES_FROM_BYTES: u64 = 16 << 20;
 
+/// How often what the lease has used is reported while nothing else changes. If the process is killed, the
+/// time of bytes since the last report is lost.
+const SUMS_INTERVAL: Duration = Duration::from_secs(2);
+
 /// A lease that runs in this process.
 pub(super) struct LeaseRun {
     lease: LeaseId,
@@ -166,7 +170,7 @@ impl LeaseRun {
         // Clients that have not restored their sessions by then are gone.
         let mut restore_timeout = pin!(sleep(DETACHED_TIMEOUT));
         let mut are_unrestored_dropped = false;
-        let mut reported = Report::default();
+        let (mut reported, mut sums_due) = (Report::default(), Instant::now());
         let mut has_huge_pages = false;
         loop {
             tokio::select! {
@@ -207,7 +211,10 @@ impl LeaseRun {
                 () = registry.wait_for_session() => {}
             }
             let report = report(&registry, self.lease);
-            if report != reported {
+            let now = Instant::now();
+            let is_due = now >= sums_due && report != reported;
+            if is_due || without_sums(&report) != without_sums(&reported) {
+                sums_due = now + SUMS_INTERVAL;
                 channel.send(Event::Report(report.clone())).await?;
                 reported = report;
             }
@@ -365,6 +372,14 @@ async fn wait_for_end(registry: &Registry, served: &mut JoinSet<()>, blobs: &Sha
     // The first error means that a client does not read, the second that the system is slow.
     let _ = timeout_at(until, async { while served.join_next().await.is_some() {} }).await;
     let _ = timeout_at(until, blobs.idle()).await;
+}
+
+/// Returns a report without what may grow while the lease is idle, as the time of bytes does.
+fn without_sums(report: &Report) -> Report {
+    Report {
+        used: BTreeMap::new(),
+        ..report.clone()
+    }
 }
 
 /// Returns the bytes of all tensors of this process.

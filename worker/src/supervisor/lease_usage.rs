@@ -9,7 +9,7 @@ use super::Supervisor;
 use crate::{locks::lock, process_message::Report, usage::ledger::ProcessCounters};
 
 impl Supervisor {
-    /// Records which devices a lease has got, as far as the table has given it these.
+    /// Records which devices a lease has got. The table has refused those that the lease may not have.
     pub(super) fn count_granted(&self, granted: &LeaseGranted) {
         let (now, lease) = (Instant::now(), LeaseId(granted.lease_id));
         let devices: BTreeSet<_> = lock(&self.table).devices(lease).collect();

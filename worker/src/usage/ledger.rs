@@ -22,6 +22,13 @@ use super::micros;
 /// it is unreachable there are no new leases.
 const MAX_RELEASED: usize = 1024;
 
+/// More bytes than a lease can move to or from a device in a second: networks have a tenth of that. At
+/// this rate, false reports of one device take five years to reach the largest sum.
+const MAX_MOVED_PER_S: u64 = 100_000_000_000;
+
+/// More ops than a device executes in a second: each takes some microseconds at least.
+const MAX_OPS_PER_S: u64 = 1_000_000_000;
+
 /// What one process has counted of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct ProcessCounters {
@@ -74,7 +81,7 @@ impl UsageLedger {
 
     /// Records what the process of a lease has counted so far. It is not trusted: its counters do
     /// not fall, it cannot have used a device for longer than it has had it, nor have held more
-    /// than its memory.
+    /// than its memory, and bytes and ops have a largest rate.
     pub(crate) fn reported(
         &mut self,
         now: Instant,
@@ -92,17 +99,20 @@ impl UsageLedger {
             used,
             device_busy_us,
         } = counters;
-        let most_byte_seconds = most_byte_seconds(memory_bytes, elapsed);
+        let (moved_bytes, ops) = (most(MAX_MOVED_PER_S, elapsed), most(MAX_OPS_PER_S, elapsed));
         let current = &mut held.current;
         current.used = UsageCounters {
             held_us: 0,
             busy_us: used.busy_us.min(most_us).max(current.used.busy_us),
             byte_seconds: used
                 .byte_seconds
-                .min(most_byte_seconds)
+                .min(most(memory_bytes, elapsed))
                 .max(current.used.byte_seconds),
-            moved_bytes: used.moved_bytes.max(current.used.moved_bytes),
-            ops: used.ops.max(current.used.ops),
+            moved_bytes: used
+                .moved_bytes
+                .min(moved_bytes)
+                .max(current.used.moved_bytes),
+            ops: used.ops.min(ops).max(current.used.ops),
         };
         current.device_busy_us = device_busy_us.min(most_us).max(current.device_busy_us);
     }
@@ -203,9 +213,9 @@ fn sum(a: &UsageCounters, b: &UsageCounters) -> UsageCounters {
     }
 }
 
-/// Returns the bytes over time of a full device.
-fn most_byte_seconds(memory_bytes: u64, elapsed: Duration) -> u64 {
-    let most = u128::from(memory_bytes) * elapsed.as_millis() / 1000;
+/// Returns what adds up in a time at a rate. The bytes of a full device are the rate of its memory over time.
+fn most(per_s: u64, elapsed: Duration) -> u64 {
+    let most = u128::from(per_s) * elapsed.as_millis() / 1000;
     most.try_into().unwrap_or(u64::MAX)
 }
 

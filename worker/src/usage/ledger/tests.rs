@@ -105,6 +105,21 @@ fn process_cannot_claim_more_than_it_had_nor_take_back() {
 }
 
 #[test]
+fn process_cannot_bring_sums_to_their_largest_number() {
+    for seconds in [0, 1, 3600, 5 * 365 * 24 * 3600] {
+        let (mut ledger, start) = (UsageLedger::default(), Instant::now());
+        ledger.granted(start, A, &grant(0, 1));
+        let mut false_counters = busy(0);
+        (false_counters.used.ops, false_counters.used.moved_bytes) = (u64::MAX, u64::MAX);
+        let now = start + Duration::from_secs(seconds);
+        ledger.reported(now, A, 0, MEMORY, false_counters);
+        let used = ledger.usage(now)[0].used.unwrap();
+        assert_eq!(used.ops, seconds * MAX_OPS_PER_S);
+        assert_eq!(used.moved_bytes, seconds * MAX_MOVED_PER_S);
+    }
+}
+
+#[test]
 fn number_of_released_grants_is_bounded() {
     let (mut ledger, now) = (UsageLedger::default(), Instant::now());
     for count in 0..=MAX_RELEASED as u64 {
