@@ -243,7 +243,8 @@ impl Session {
         self.outbound.detached()
     }
 
-    /// Returns what the writer of `connection` is to do next.
+    /// Returns what the writer of `connection` is to do next. Frames that are sent again after a
+    /// connection was lost count as moved again.
     pub(crate) fn next_to_send(&self, track: Track, connection: Connection) -> Next {
         let next = self.outbound.next_to_send(track, connection);
         if let Next::Frames(frames) = &next {
@@ -279,7 +280,7 @@ impl Session {
         // Locked until the work is queued, so that a later connection's reader cannot
         // queue its frames before this one.
         let _reader = self.outbound.lock_reader(track);
-        self.device_context.meters.lease.add_moved(frame.len());
+        let frame_bytes = frame.len();
         let (received, has_room) = self.outbound.receive(track, connection, frame)?;
         if has_room {
             self.schedule(self.work_queue.unblock());
@@ -289,6 +290,8 @@ impl Session {
             Received::Nothing => return Ok(true),
             Received::Replaced => return Ok(false),
         };
+        // A frame that the client sends again counts once.
+        self.device_context.meters.lease.add_moved(frame_bytes);
         if self.work_queue.is_ending() {
             // Frames for a session that ends are dropped.
             return Ok(true);
@@ -400,8 +403,8 @@ impl Session {
         self.op_progress.steps()
     }
 
-    /// Returns whether the session has nothing to do: nothing is queued, deferred or executed, and no read is
-    /// in flight. Does not wait for a step that is running.
+    /// Returns whether the session has nothing to do: nothing is queued, deferred or executed, no read is in
+    /// flight, and the client has confirmed all replies. Does not wait for a step that is running.
     #[cfg(target_os = "linux")]
     pub(crate) fn is_idle(&self) -> bool {
         let Ok(runner) = self.runner.try_lock() else {
@@ -409,7 +412,7 @@ impl Session {
         };
         let is_idle = runner.as_ref().is_none_or(Runner::is_idle);
         drop(runner);
-        is_idle && self.work_queue.is_idle()
+        is_idle && self.work_queue.is_idle() && self.outbound.is_empty()
     }
 
     /// Completes the end: notifies the cohort and the client, and drops all state.

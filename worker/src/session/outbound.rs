@@ -194,6 +194,16 @@ impl Outbound {
         is_full(Track::Ops) || is_full(Track::Bulk)
     }
 
+    /// Returns whether the client has confirmed all that was queued.
+    #[cfg(target_os = "linux")]
+    pub(super) fn is_empty(&self) -> bool {
+        let is_empty = |track| {
+            let wire = self.wire(track);
+            wire.values.is_empty() && wire.channel.outbox().is_empty()
+        };
+        is_empty(Track::Ops) && is_empty(Track::Bulk)
+    }
+
     /// Queues the reply to a read. It is sent once the writer is
     /// [woken](Self::wake_writer).
     pub(super) fn queue_value(&self, request_id: u64, result: Result<TensorData, Arc<Fault>>) {
