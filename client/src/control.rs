@@ -219,8 +219,8 @@ impl Control {
     }
 
     /// Returns the messages that resume the leases which the program uses although they are suspended, as they
-    /// were idle. If the pool refuses, somebody has suspended them for another reason meanwhile, which it
-    /// reports.
+    /// were idle. The pool refuses if somebody has suspended them for another reason meanwhile, which it
+    /// reports: also if this program has, whose call may be under way.
     fn resume_messages(&self) -> impl Iterator<Item = client_message::Body> + use<> {
         let leases = self.used.take().into_iter();
         leases.map(|lease| {
@@ -228,6 +228,7 @@ impl Control {
                 request_id: UNAWAITED_REQUEST,
                 lease_id: lease.0,
                 suspend: false,
+                only_if_idle: true,
             })
         })
     }

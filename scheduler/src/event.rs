@@ -115,8 +115,8 @@ pub enum Suspender {
     Administrator,
     /// The lease's client, which may resume what it has suspended.
     Client,
-    /// The scheduler, as the lease computes nothing and others wait for its devices. Its client may resume
-    /// it.
+    /// The scheduler, as the lease is idle and others wait for its devices. A client resumes it as this one
+    /// when the program uses it: only if nobody else has suspended it since.
     Idleness,
 }
 
@@ -197,10 +197,10 @@ pub enum WorkerEvent {
         /// The leases.
         leases: Vec<LeaseId>,
     },
-    /// The leases that have had nothing to do on the worker, each with for how long. All others of the worker
-    /// have something to do, or had a moment ago.
+    /// The leases that are idle on the worker. All others of the worker have something to do, or had a moment
+    /// ago.
     Idle {
-        /// The leases.
+        /// The leases, and how long each has been idle.
         leases: BTreeMap<LeaseId, Duration>,
     },
     /// A process has died in which the worker ran its part of these leases, which have devices of

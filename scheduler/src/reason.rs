@@ -154,7 +154,7 @@ pub enum EndReason {
         "its devices were beyond the guarantee of its tenant, and a request needs them that comes first: one within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other"
     )]
     Reclaimed,
-    /// The lease had nothing to do for a while, and others waited for its devices.
+    /// The lease was idle for a while, and others waited for its devices.
     #[error("it computed nothing for a while, and others waited for its devices")]
     Idle,
     /// A worker of the lease stopped, as it had announced.
@@ -301,6 +301,9 @@ pub enum CannotResume {
     /// Its client wants to resume it, and did not suspend it.
     #[error("an administrator has suspended it")]
     ByAdministrator,
+    /// It is to be resumed only if it was suspended because it was idle, and its client has suspended it.
+    #[error("its client has suspended it")]
+    ByClient,
     /// It was resumed before.
     #[error("it is resumed already, and waits for devices")]
     Resumed,

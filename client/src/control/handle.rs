@@ -120,6 +120,7 @@ impl ControlHandle {
             request_id: self.new_request().0,
             lease_id: lease.0,
             suspend,
+            only_if_idle: false,
         };
         let (outcome, changed) = oneshot::channel();
         let call = Call::Standing(StandingCall { change, outcome });

@@ -1,7 +1,7 @@
 //! Leases that are suspended: they have no devices, and go on from their snapshots when they are
 //! resumed. An administrator or the lease's client does both; a client cannot resume what an
-//! administrator has suspended. The scheduler suspends leases that compute nothing (`idle.rs`), which
-//! their clients resume.
+//! administrator has suspended. The scheduler suspends idle leases (`idle.rs`), which their clients
+//! resume.
 //!
 //! The snapshots of a suspended lease are at its *holders*: the worker that ran it, and its keeper, as
 //! far as these have them and stay; and in the snapshot store of its worker, if it has one. Once the lease
@@ -59,7 +59,7 @@ impl Engine {
             // Its workers may lack room to hold its snapshots for long.
             Some(Standing::Resuming { cause: Some(_), .. }) => return Err(CannotMove::Interrupted),
             Some(Standing::Resuming { cause: None, .. }) => return Ok(None),
-            // From now on the client cannot resume it, or does so only when its program wants that.
+            // An administrator's suspension then replaces any other, and the client's that for idleness.
             Some(Standing::Suspended { by: before }) if by.takes_over_from(*before) => {
                 return Ok(None);
             }
@@ -217,10 +217,13 @@ impl Engine {
     pub fn check_resume(&self, id: LeaseId, by: Suspender) -> Result<(), CannotResume> {
         let lease = self.leases.get(id).ok_or(CannotResume::Unknown)?;
         match lease.standing {
-            Standing::Suspended {
-                by: Suspender::Administrator,
-            } if by == Suspender::Client => Err(CannotResume::ByAdministrator),
-            Standing::Suspended { .. } => Ok(()),
+            Standing::Suspended { by: suspended_by } => match (by, suspended_by) {
+                (Suspender::Client | Suspender::Idleness, Suspender::Administrator) => {
+                    Err(CannotResume::ByAdministrator)
+                }
+                (Suspender::Idleness, Suspender::Client) => Err(CannotResume::ByClient),
+                _ => Ok(()),
+            },
             Standing::Resuming { .. } => Err(CannotResume::Resumed),
             Standing::Running | Standing::Lost(_) => Err(CannotResume::NotSuspended),
         }

@@ -1,4 +1,4 @@
-//! Leases that are suspended because they compute nothing while others wait.
+//! Leases that are suspended because they are idle while others wait.
 
 use super::durable::*;
 use super::several_workers::kept_by_each_other;
@@ -21,7 +21,7 @@ fn check(steps: impl IntoIterator<Item = Step>) -> Engine {
     check_with(options(), steps)
 }
 
-/// A worker reports that these leases have had nothing to do for these times, in ms.
+/// A worker reports that these leases have been idle for these times, in ms.
 fn idle(id: u64, leases: &[(u64, u64)]) -> Event {
     let leases = leases
         .iter()
@@ -305,7 +305,7 @@ fn devices_of_one_lease_are_enough_for_two_requests() {
     check(four_leases().into_iter().chain(steps));
 }
 
-/// A lease that computes nothing loses less than one that is borrowed.
+/// An idle lease loses less than one that is borrowed.
 #[test]
 fn an_idle_lease_goes_before_a_borrowed_one() {
     let guaranteed = TenantPolicy {
@@ -356,6 +356,29 @@ fn an_administrator_decides_over_an_idle_lease() {
         engine.check_resume(LeaseId(10), Suspender::Client),
         Err(CannotResume::ByAdministrator)
     );
+}
+
+/// Who has suspended the lease last decides whether its use resumes it.
+#[test]
+fn use_resumes_a_lease_only_if_it_was_idle() {
+    let suspend_by = |by| Event::SuspendLease {
+        lease: LeaseId(10),
+        by,
+    };
+    let cases = [
+        (None, Ok(())),
+        (Some(Suspender::Client), Err(CannotResume::ByClient)),
+        (
+            Some(Suspender::Administrator),
+            Err(CannotResume::ByAdministrator),
+        ),
+    ];
+    for (by, expected) in cases {
+        let suspended = by.map(|by| (602_000, suspend_by(by), vec![suspended(1, 10)]));
+        let engine = check(suspended_after_10_min().into_iter().chain(suspended));
+        let checked = engine.check_resume(LeaseId(10), Suspender::Idleness);
+        assert_eq!(checked, expected, "{by:?}");
+    }
 }
 
 /// It does not go on at its next op then.

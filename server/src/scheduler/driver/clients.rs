@@ -121,7 +121,13 @@ impl Driver {
         let changed = match (owner == Some(client), change.suspend) {
             (false, _) => Err("this client has no such lease".into()),
             (true, true) => self.suspend_lease(lease, Suspender::Client).map(drop),
-            (true, false) => self.resume_lease(lease, Suspender::Client).map(drop),
+            (true, false) => {
+                let by = match change.only_if_idle {
+                    true => Suspender::Idleness,
+                    false => Suspender::Client,
+                };
+                self.resume_lease(lease, by).map(drop)
+            }
         };
         debug!(%client, %lease, suspend = change.suspend, "client changes the lease: {changed:?}");
         let is_changed = changed.is_ok();
