@@ -74,7 +74,7 @@ pub struct Options {
     /// hours.
     pub reserve_after: Duration,
 
-    /// How long a lease must have had nothing to do until it is suspended for others that wait for its devices.
+    /// How long a lease must have been idle until it is suspended for others that wait for its devices.
     /// Zero: it never is.
     ///
     /// 10 min: longer than a program prepares data or evaluates a model on its host, and shorter than a person

@@ -1,15 +1,15 @@
-//! Leases that have nothing to do while others wait for their devices: they are suspended, and their clients
-//! resume them when the programs use them again.
+//! Idle leases, which have nothing to do while others wait for their devices: they are suspended, and their
+//! clients resume them when the programs use them again.
 //!
-//! Workers report which leases have nothing to do, and for how long. A lease is idle if that is so at all its
+//! Workers report which leases are idle there, and for how long. A lease is idle if it is so at all its
 //! workers. It is suspended if it has been idle for [`Options::idle_timeout`](crate::Options::idle_timeout),
 //! could go on later, and a request or another lease waits for devices that it has. Either as many are suspended
 //! as what waits needs in addition to what is free or will be, or none: the fewest, and of those that do equally
 //! well, the one that has been idle for longest.
 //!
 //! What waits is taken in the order in which it gets devices. What may not have more devices, because of the
-//! limit of its tenant, needs none. This comes before devices are reclaimed: a lease that computes nothing loses
-//! less than one that is borrowed.
+//! limit of its tenant, needs none. This comes before devices are reclaimed: an idle lease loses less than one
+//! that is borrowed.
 //!
 //! A lease that was suspended and goes on must be idle for as long again before it is suspended again. So two
 //! leases take turns at most that often.
@@ -27,13 +27,13 @@ use crate::lease::{Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
-/// Since when leases have had nothing to do, as each of their workers has reported on its current stream.
+/// Since when leases have been idle, as each of their workers has reported on its current stream.
 #[derive(Default)]
 pub(super) struct IdleLeases(BTreeMap<WorkerId, BTreeMap<LeaseId, Timestamp>>);
 
 impl IdleLeases {
     /// Replaces what a worker has reported. Returns whether there is a lease whose time is to be awaited anew: it
-    /// was not idle before, or had been since `limit` or longer, and has computed since.
+    /// was not idle before, or had been since `limit` or longer, and has had something to do since.
     fn set(
         &mut self,
         worker: WorkerId,
@@ -64,13 +64,13 @@ impl IdleLeases {
         }
     }
 
-    /// Returns the leases that have nothing to do at some worker.
+    /// Returns the leases that are idle at some worker.
     fn leases(&self) -> BTreeSet<LeaseId> {
         let leases = self.0.values().flat_map(BTreeMap::keys);
         leases.copied().collect()
     }
 
-    /// Returns since when a lease has had nothing to do at all its workers, if that is so.
+    /// Returns since when a lease has been idle, if it is.
     fn since(&self, id: LeaseId, lease: &Lease) -> Option<Timestamp> {
         let mut since = lease.running_since;
         for worker in lease.workers() {
@@ -122,7 +122,7 @@ struct Candidate {
 }
 
 impl Engine {
-    /// Records which leases have nothing to do on a worker, each with for how long.
+    /// Records which leases are idle on a worker, and for how long.
     pub(super) fn on_idle(&mut self, worker: WorkerId, leases: &BTreeMap<LeaseId, Duration>) {
         let running = self.pool.get(worker).map(|worker| worker.leases());
         let running: BTreeSet<_> = running.into_iter().flatten().collect();
@@ -203,7 +203,8 @@ impl Engine {
         let devices = idle.iter().flat_map(|it| &it.devices);
         let mut devices = devices.filter_map(|device_ref| self.pool.device(*device_ref));
         let accepts = |device| self.queue.shapes().any(|shape| shape.accepts(device));
-        devices.any(|device| accepts(device) || self.has_waiting_lease())
+        let may_be_any = self.has_waiting_lease();
+        devices.any(|device| may_be_any || accepts(device))
     }
 
     /// Returns the leases that have been idle for long enough and could be suspended. Sets the time at which
@@ -458,7 +459,7 @@ mod tests {
         check(&[(1, 3), (1, 1), (1, 2)], 2, Some(&[1, 2]));
         // A larger one is not better if the others are enough.
         check(&[(3, 9), (2, 1), (2, 0)], 4, Some(&[2, 1]));
-        // What else it has computes nothing either.
+        // Its other devices are idle, too.
         check(&[(1, 3), (8, 1)], 1, Some(&[1]));
         check(&[(1, 3), (1, 3)], 1, Some(&[0]));
     }

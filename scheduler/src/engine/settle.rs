@@ -7,7 +7,7 @@ use crate::time::Timestamp;
 
 impl Engine {
     /// Has leases go on and requests granted, as far as there are devices, and takes devices back for those
-    /// that are entitled to them, and from leases that compute nothing.
+    /// that are entitled to them, and from idle leases.
     pub(super) fn place(&mut self) {
         loop {
             self.move_leases();

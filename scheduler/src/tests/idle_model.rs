@@ -16,7 +16,7 @@ impl World {
         worker.worked.extend(busy.map(|(_, lease)| (lease, now)));
     }
 
-    /// A worker reports which leases have had nothing to do for a second.
+    /// A worker reports which leases have been idle for a second.
     pub(super) fn report_idle(&mut self, i: usize) {
         let now = self.now;
         let worker = &mut self.workers[i];
