@@ -38,6 +38,10 @@ const FIELDS: [&str; 5] = [
     "ops",
 ];
 
+/// The rows beyond the longest ones, and a tenant that is not known, in CSV.
+const OTHERS: &str = "(others)";
+const UNKNOWN: &str = "(unknown)";
+
 /// Makes the call and prints its result.
 pub(super) async fn run(config: UsageConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
@@ -46,6 +50,12 @@ pub(super) async fn run(config: UsageConfig) -> Result<(), Failure> {
         by: config.by.iter().map(|it| it.message().into()).collect(),
     };
     let sums = admin::with_deadline(&url, sum_up(&url, request)).await?;
+    if sums.other_rows > 0 {
+        let others = human::count(sums.other_rows);
+        eprintln!(
+            "warning: {others} rows are shown as one sum; for fewer rows, name fewer columns in --by"
+        );
+    }
     stdout::print(&match config.format {
         UsageFormat::Table => to_table(&config.by, &sums),
         UsageFormat::Json => stdout::json(&to_json(&config.by, &sums)),
@@ -62,8 +72,10 @@ async fn sum_up(url: &PoolUrl, request: SumUsageRequest) -> Result<UsageSums, Ad
 /// Formats sums as a table, with a newline at the end.
 fn to_table(by: &[Column], sums: &UsageSums) -> String {
     let since = time_text(sums.since_ms);
+    let busy = human::duration(sums.devices_busy_us / 1000);
+    let devices = format!("busy by the devices' own count: {busy}");
     if sums.rows.is_empty() {
-        return format!("no lease has used a device since {since}\n");
+        return format!("no lease has used a device since {since}; {devices}\n");
     }
     let names: Vec<_> = by.iter().map(|it| it.name().to_uppercase()).collect();
     let header: Vec<_> = names.iter().map(String::as_str).chain(AMOUNTS).collect();
@@ -85,8 +97,7 @@ fn to_table(by: &[Column], sums: &UsageSums) -> String {
     });
     let total = labelled("total".into(), &sums.total);
     let mut text = table::text_of(&header, &right, rows.chain(others).chain([total]));
-    let devices = human::duration(sums.devices_busy_us / 1000);
-    text += &format!("since {since}; busy by the devices' own count: {devices}\n");
+    text += &format!("since {since}; {devices}\n");
     text
 }
 
@@ -136,8 +147,8 @@ fn amount_fields(sum: &UsageSum) -> Map<String, Value> {
     names.into_iter().zip(values).collect()
 }
 
-/// Formats the rows as CSV, with a header. If there are others, their sum is the last row, with nothing in
-/// the chosen columns.
+/// Formats the rows as CSV, with a header. If there are others, their sum is the last row, with [`OTHERS`] in
+/// the chosen columns. An unknown tenant is [`UNKNOWN`]; no tenant can have such a name.
 fn to_csv(by: &[Column], sums: &UsageSums) -> String {
     let names = by.iter().map(|column| column.name()).chain(FIELDS);
     let mut text = names.collect::<Vec<_>>().join(",") + "\n";
@@ -152,12 +163,15 @@ fn to_csv(by: &[Column], sums: &UsageSums) -> String {
             + "\n"
     };
     for row in &sums.rows {
-        let cells = by.iter().map(|column| cell(*column, row));
-        let cells = cells.map(|text| quoted(&text.unwrap_or_default()));
+        let cells = by.iter().map(|column| match (column, cell(*column, row)) {
+            (_, Some(text)) => quoted(&text),
+            (Column::Tenant, None) => UNKNOWN.into(),
+            (_, None) => String::new(),
+        });
         text += &line(cells.collect(), sum_of(row.sum.as_ref()));
     }
     if sums.other_rows > 0 {
-        text += &line(vec![String::new(); by.len()], sum_of(sums.others.as_ref()));
+        text += &line(vec![OTHERS.into(); by.len()], sum_of(sums.others.as_ref()));
     }
     text
 }

@@ -47,9 +47,10 @@ since 2026-11-01 05:00 UTC; busy by the devices' own count: 2 d 3 h
     assert_eq!(to_table(&COLUMNS, &sums()), expected);
     let none = UsageSums {
         since_ms: 5 * HOUR_MS,
+        devices_busy_us: 120_000_000,
         ..UsageSums::default()
     };
-    let expected = "no lease has used a device since 1970-01-01 05:00 UTC\n";
+    let expected = "no lease has used a device since 1970-01-01 05:00 UTC; busy by the devices' own count: 2 min 0 s\n";
     assert_eq!(to_table(&COLUMNS, &none), expected);
 }
 
@@ -60,9 +61,11 @@ fn csv_has_plain_numbers() {
 day,user,lease,device_seconds,busy_seconds,memory_gib_hours,moved_bytes,ops
 2026-11-01,ada,000000000000009a,360000.0,180000.0,8000.0,104857600,100000000
 2026-11-01,,,3600.0,1800.0,80.0,1048576,1000000
-,,,7200.0,3600.0,160.0,2097152,2000000
+(others),(others),(others),7200.0,3600.0,160.0,2097152,2000000
 ";
     assert_eq!(text, expected);
+    let by_tenant = to_csv(&[Column::Tenant], &sums());
+    assert!(by_tenant.contains("\n(unknown),3600.0,"), "{by_tenant}");
     assert_eq!(quoted("a,b \"c\""), "\"a,b \"\"c\"\"\"");
 }
 
