@@ -101,7 +101,7 @@ pub(crate) struct SchedulerConfig {
     pub(crate) half_life: Duration,
     /// How long a request that is next waits until others pass it only if they can be suspended.
     pub(crate) reserve_after: Duration,
-    /// How long a lease must have had nothing to do before it is suspended for others; zero if it never is.
+    /// How long a lease must have been idle before it is suspended for others; zero if it never is.
     pub(crate) idle_timeout: Duration,
 }
 

@@ -94,7 +94,7 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns the leases that have had nothing to do for a while, and for how long. A host that takes no
+    /// Returns the leases that have been idle for a while, and for how long. A host that takes no
     /// snapshots need not know, as its leases are not suspended.
     fn idle_leases(&self) -> Vec<IdleLease> {
         Vec::new()

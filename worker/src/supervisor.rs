@@ -9,7 +9,7 @@
 //! - `table` decides, as a pure state machine; [`Supervisor`] executes.
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
 //! - `turns` decides which process may use a device that several leases share.
-//! - `activity` tells since when a lease has had nothing to do.
+//! - `activity` tells since when a lease has been idle.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
 //! - `snapshots` has the snapshots of this worker's sessions. `snapshot_copies` has them copied, by
 //!   way of a `copy_queue` each: `keeper_link` sends them to the lease's keeper, `store_link` writes

@@ -71,7 +71,7 @@ pub(crate) struct UpSettings {
     /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
-    /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
+    /// Time for which a lease must have been idle before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_IDLE_TIMEOUT")]
     pub(crate) idle_timeout: Option<Period>,
 }
@@ -101,7 +101,7 @@ pub(crate) struct SchedulerSettings {
     /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
-    /// Time for which a lease must have had nothing to do before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
+    /// Time for which a lease must have been idle before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_IDLE_TIMEOUT")]
     pub(crate) idle_timeout: Option<Period>,
 }

@@ -187,7 +187,7 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
     }
 }
 
-/// Converts a worker's list of leases that have nothing to do. Takes at most [`MAX_DEVICES`] entries.
+/// Converts a worker's list of idle leases. Takes at most [`MAX_DEVICES`] entries.
 pub(super) fn idle_leases(leases: &[v1::IdleLease]) -> WorkerEvent {
     let leases = leases.iter().take(MAX_DEVICES).map(|idle| {
         let idle_for = Duration::from_millis(idle.idle_ms);

@@ -1,4 +1,4 @@
-//! A training that computes nothing for a while makes room for others, and goes on by itself with the same bits.
+//! A training that is idle for a while makes room for others, and goes on by itself with the same bits.
 
 use std::{
     sync::mpsc::{Receiver, Sender, channel},

@@ -1,4 +1,4 @@
-//! Since when a lease has had nothing to do.
+//! Since when a lease has been idle: it has nothing to do.
 //!
 //! A lease's process counts the steps of its sessions without a clock, and reports the count when it has
 //! changed. So the lease was busy last at the latest when the last report came in which the count was another
@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A lease that has had nothing to do for less than this counts as busy.
+/// A lease that has been idle for less than this counts as busy.
 const MIN_IDLE: Duration = Duration::from_secs(1);
 
 /// What the processes of a lease have reported of their work.
@@ -36,7 +36,7 @@ impl Activity {
         (self.steps, self.is_busy) = (steps, is_busy);
     }
 
-    /// Returns for how long there has been nothing to do, if that is [`MIN_IDLE`] or longer.
+    /// Returns for how long the lease has been idle, if that is [`MIN_IDLE`] or longer.
     pub(super) fn idle_for(&self, now: Instant) -> Option<Duration> {
         let idle_for = now.saturating_duration_since(self.busy_at);
         (!self.is_busy && idle_for >= MIN_IDLE).then_some(idle_for)
