@@ -211,12 +211,13 @@ impl Accounts {
             let Some(subject) = subject().or_else(unknown) else {
                 return false;
             };
-            // The grant is as old as the lease has had the device, if that can be true.
+            // The grant is as old as the lease has had the device, but what is longer ago than a week, or
+            // cannot be, is never counted.
             let age_ms = (amount.held_us.max(amount.busy_us) / 1000).min(MAX_SPAN_MS);
             let account = Account {
                 subject,
                 kind: kind.into(),
-                counted: Amount::default(),
+                counted: amount.since(&amount.at_most_in(age_ms)),
                 counted_at: now.0.saturating_sub(age_ms),
                 ended_in: None,
             };
