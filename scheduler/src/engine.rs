@@ -47,7 +47,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::idle::IdleLeases;
-use self::reservations::Reservations;
+use self::reservations::{Basis, Reservations};
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
@@ -90,6 +90,10 @@ pub struct Engine {
     reservations: Reservations,
     /// Those with which the requests were decided last.
     decided_reservations: Reservations,
+    /// What `reservations` were found from; `None` if the policy has changed since.
+    reservations_basis: Option<Basis>,
+    /// When the next request will have waited for long enough for one.
+    next_reservation_at: Option<Timestamp>,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -136,6 +140,8 @@ impl Engine {
             decided_version: None,
             reservations: Reservations::default(),
             decided_reservations: Reservations::default(),
+            reservations_basis: None,
+            next_reservation_at: None,
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,
@@ -174,6 +180,7 @@ impl Engine {
             Event::SetPolicy { policy } => {
                 self.policy = policy;
                 self.decided_version = None;
+                self.reservations_basis = None;
             }
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {

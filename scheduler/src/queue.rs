@@ -130,7 +130,7 @@ pub(crate) struct Queue {
     requests: BTreeMap<LeaseId, QueuedRequest>,
     by_client: BTreeMap<(ClientId, RequestId), LeaseId>,
     /// The requests in the order of their arrival.
-    by_number: BTreeMap<u64, LeaseId>,
+    by_arrival: BTreeMap<(Timestamp, u64), LeaseId>,
     by_tenant: Requests,
     /// The number of requests of each shape.
     shapes: BTreeMap<Shape, usize>,
@@ -142,6 +142,8 @@ pub(crate) struct Queue {
     /// Whether requests were added or removed, or have another priority, since
     /// [`clear_changed`](Self::clear_changed).
     changed: bool,
+    /// Rises whenever requests are added or removed, have another priority, or others are within guarantees.
+    version: u64,
 }
 
 impl Queue {
@@ -165,12 +167,18 @@ impl Queue {
 
     /// Returns the leases that the requests would become, in the order of their arrival.
     pub(crate) fn in_order_of_arrival(&self) -> Vec<LeaseId> {
-        self.by_number.values().copied().collect()
+        self.by_arrival.values().copied().collect()
+    }
+
+    /// Returns when the first of the requests arrived that did at this time or later.
+    pub(crate) fn arrival_from(&self, time: Timestamp) -> Option<Timestamp> {
+        let mut later = self.by_arrival.range((time, 0)..);
+        later.next().map(|((since, _), _)| *since)
     }
 
     /// Returns the request that arrived first.
     pub(crate) fn oldest(&self) -> Option<&QueuedRequest> {
-        let (_, lease) = self.by_number.first_key_value()?;
+        let (_, lease) = self.by_arrival.first_key_value()?;
         self.get(*lease)
     }
 
@@ -209,8 +217,9 @@ impl Queue {
     pub(crate) fn remove(&mut self, lease: LeaseId) -> Option<QueuedRequest> {
         let removed = self.requests.remove(&lease)?;
         self.changed = true;
+        self.version += 1;
         self.by_client.remove(&(removed.client, removed.request));
-        self.by_number.remove(&removed.number);
+        self.by_arrival.remove(&(removed.since, removed.number));
         let shape = Shape::of(&removed.demand);
         if let Some(requests) = self.by_tenant.get_mut(&removed.tenant) {
             requests.remove(&shape, removed.rank());
@@ -250,6 +259,11 @@ impl Queue {
         self.changed
     }
 
+    /// Returns a number that rises whenever the requests, their priorities, or those within guarantees change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
     pub(crate) fn clear_changed(&mut self) {
         self.changed = false;
     }
@@ -261,6 +275,7 @@ impl Queue {
 
     /// Sets the requests within the guarantees of their tenants.
     pub(crate) fn set_guaranteed(&mut self, guaranteed: Guaranteed) {
+        self.version += u64::from(self.guaranteed != guaranteed);
         self.guaranteed = guaranteed;
     }
 
@@ -283,13 +298,15 @@ impl Queue {
 
     fn insert(&mut self, waiting: QueuedRequest) {
         self.changed = true;
+        self.version += 1;
         let (lease, shape) = (waiting.lease, Shape::of(&waiting.demand));
         by_key::increment(&mut self.shapes, shape.clone());
         let of_tenant = self.by_tenant.entry(waiting.tenant.clone()).or_default();
         of_tenant.insert(shape, waiting.rank());
         self.by_client
             .insert((waiting.client, waiting.request), lease);
-        self.by_number.insert(waiting.number, lease);
+        self.by_arrival
+            .insert((waiting.since, waiting.number), lease);
         let replaced = self.requests.insert(lease, waiting);
         assert!(replaced.is_none(), "lease id {lease} was used twice");
     }

@@ -85,7 +85,7 @@ impl Engine {
             let holders = self.pool.holders().filter(is_later).collect();
             self.pool.drop_held_back(&holders);
             let entitled = self.entitled_requests();
-            let mut expected = self.expected(entitled.len());
+            let mut expected = self.expected(&entitled);
             let (before_spot, others): (Vec<_>, Vec<_>) = entitled
                 .into_iter()
                 .partition(|it| it.by == Entitlement::Spot);
@@ -120,14 +120,14 @@ impl Engine {
         self.pool.drop_held_back(&stale)
     }
 
-    /// Returns what requests can expect, if there are some for which devices may be held back.
-    fn expected(&self, requests: usize) -> Expected {
-        match requests {
-            0 => Expected::default(),
-            _ => Expected {
+    /// Returns what these requests can expect.
+    fn expected(&self, entitled: &[Entitled]) -> Expected {
+        match entitled.is_empty() {
+            true => Expected::default(),
+            false => Expected {
                 coming: self.pool.free_or_ending(),
                 used: self.used_by_tenants().clone(),
-                borrowed: self.borrowed_leases(),
+                borrowed: self.borrowed_leases(entitled),
             },
         }
     }

@@ -84,7 +84,7 @@ impl Engine {
             return false;
         }
         let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
-        let mut borrowed = self.borrowed_leases();
+        let mut borrowed = self.borrowed_leases(&waiting);
         let mut has_suspended = false;
         for entitled in waiting {
             let may_have = self.may_have(&used, &entitled);
@@ -181,38 +181,26 @@ impl Engine {
         None
     }
 
-    /// Returns the borrowed leases that could be suspended, apart from devices that a lease would get which
-    /// waits and comes before all requests.
-    pub(super) fn borrowed_leases(&self) -> Vec<Borrowed> {
-        let mut by_tenant = BTreeMap::<&TenantName, Vec<(Timestamp, LeaseId, &Lease)>>::new();
-        for (id, lease) in self.leases.iter() {
+    /// Returns the borrowed leases that could be suspended for one of these requests, apart from devices that a
+    /// lease would get which waits and comes before all requests.
+    pub(super) fn borrowed_leases(&self, entitled: &[Entitled]) -> Vec<Borrowed> {
+        let mut by_tenant = BTreeMap::<&TenantName, Vec<(LeaseId, &Lease)>>::new();
+        for (id, lease) in self.could_make_room_for(entitled) {
             if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
-                let of_tenant = by_tenant.entry(tenant).or_default();
-                of_tenant.push((lease.granted_at, id, lease));
+                by_tenant.entry(tenant).or_default().push((id, lease));
             }
         }
         let (pool, needed) = (self.pool.amounts(), self.needed_by_leases());
         let mut borrowed = Vec::new();
-        for (tenant, mut leases) in by_tenant {
-            leases.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
-            let policy = self.policy_of(tenant);
-            let (mut guaranteed, mut used) = (Amounts::default(), Amounts::default());
-            let mut beyond = Vec::new();
-            for (granted_at, id, lease) in leases {
-                used.add(&lease.charge);
-                match !lease.is_spot && policy.guarantees(&guaranteed, &lease.charge) {
-                    true => guaranteed.add(&lease.charge),
-                    false => beyond.push((granted_at, id, lease)),
-                }
-            }
-            let share = self.shares(&pool).key(tenant, &used, self.spot_by(tenant));
-            let suspendable = beyond.into_iter().filter_map(|(granted_at, id, lease)| {
+        for (tenant, leases) in by_tenant {
+            let within = self.leases_within_guarantee(tenant);
+            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+            let share = self.shares(&pool).key(tenant, used, spot);
+            let beyond = leases.into_iter().filter(|(id, _)| !within.contains(id));
+            let suspendable = beyond.filter_map(|(id, lease)| {
                 let room = self.room_of(id, lease)?;
-                Some((granted_at, id, lease, room))
-            });
-            borrowed.extend(
-                suspendable.map(|(granted_at, lease_id, lease, room)| Borrowed {
-                    lease: lease_id,
+                Some(Borrowed {
+                    lease: id,
                     tenant: tenant.clone(),
                     devices: self.without_needed(lease, &needed),
                     passed: lease.passed.clone(),
@@ -220,11 +208,50 @@ impl Engine {
                     suspendable_at: room.from,
                     ends: room.ends,
                     share,
-                    granted_at,
-                }),
-            );
+                    granted_at: lease.granted_at,
+                })
+            });
+            borrowed.extend(suspendable);
         }
         borrowed
+    }
+
+    /// Returns the leases that could make room for one of these requests if they are borrowed: for those with
+    /// guarantees all, and for others those that have passed one of them, and spot leases.
+    fn could_make_room_for(&self, entitled: &[Entitled]) -> Vec<(LeaseId, &Lease)> {
+        if entitled.iter().any(|it| it.by == Entitlement::Guarantee) {
+            return self.leases.iter().collect();
+        }
+        let index = self.leases.index();
+        let passing = entitled.iter().flat_map(|it| index.passing(it.lease));
+        let candidates: BTreeSet<_> = passing.chain(index.spot()).collect();
+        let candidates = candidates.into_iter();
+        let known = candidates.filter_map(|id| Some((id, self.leases.get(id)?)));
+        known.collect()
+    }
+
+    /// Returns the leases of a tenant that fit within its guarantee, in the order of their grants.
+    fn leases_within_guarantee(&self, tenant: &TenantName) -> BTreeSet<LeaseId> {
+        let policy = self.policy_of(tenant);
+        if policy.guaranteed.is_empty() {
+            return BTreeSet::new();
+        }
+        let own = self.leases.iter().filter(|(_, lease)| {
+            lease.tenant.as_ref() == Some(tenant) && lease.counts() && !lease.is_spot
+        });
+        let mut own: Vec<_> = own
+            .map(|(id, lease)| (lease.granted_at, id, lease))
+            .collect();
+        own.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
+        let mut used = Amounts::default();
+        let within = own.into_iter().filter(|(.., lease)| {
+            let is_within = policy.guarantees(&used, &lease.charge);
+            if is_within {
+                used.add(&lease.charge);
+            }
+            is_within
+        });
+        within.map(|(_, id, _)| id).collect()
     }
 
     /// Returns how a lease that runs could give its devices to others, if it could.

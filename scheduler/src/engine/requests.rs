@@ -107,6 +107,7 @@ impl Engine {
         if self.queue.is_empty() {
             self.queue.set_guaranteed(Guaranteed::default());
             self.reservations = Reservations::default();
+            self.reservations_basis = None;
             self.decided_reservations = Reservations::default();
             self.positions_changed = false;
             return;

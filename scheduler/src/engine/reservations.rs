@@ -54,6 +54,15 @@ pub(crate) struct Reservations {
     places: BTreeMap<TenantName, Place>,
 }
 
+/// What reservations depend on, as versions of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Basis {
+    leases: u64,
+    queue: u64,
+    pool: u64,
+    ranked_at: Timestamp,
+}
+
 /// The place of a tenant in the order: its share, and the number of its next request.
 type Place = (u64, u64);
 
@@ -63,6 +72,17 @@ type Head<'a> = (Rank, &'a Shape);
 impl Engine {
     /// Finds the reservations as of now. Returns whether they or the order of tenants are others than before.
     pub(super) fn find_reservations(&mut self) -> bool {
+        let basis = Basis {
+            leases: self.leases.index().used_version(),
+            queue: self.queue.version(),
+            pool: self.pool.index().version(),
+            ranked_at: self.ranked_at,
+        };
+        let is_known = self.reservations_basis.replace(basis) == Some(basis);
+        if is_known && self.next_reservation_at.is_none_or(|at| self.now < at) {
+            return false;
+        }
+        self.next_reservation_at = self.next_due_at();
         let found = self.reservations_now();
         let has_changed = found != self.reservations;
         self.reservations = found;
@@ -148,6 +168,16 @@ impl Engine {
             place.map(|place| (*place, tenant.clone()))
         };
         place(&request.tenant) > place(&reservation.tenant)
+    }
+
+    /// Returns when the next of the requests that wait will have waited for long enough for a reservation.
+    fn next_due_at(&self) -> Option<Timestamp> {
+        let wait = self.options.reserve_after;
+        let latest_due = u64::try_from(wait.as_millis()).ok();
+        let latest_due = latest_due.and_then(|wait| self.now.as_millis().checked_sub(wait));
+        let from = latest_due.map_or(0, |at| at.saturating_add(1));
+        let next = self.queue.arrival_from(Timestamp::from_millis(from))?;
+        Some(next + wait)
     }
 
     /// Returns the reservations that there should be now.

@@ -71,6 +71,8 @@ impl Engine {
         if changed.is_empty() {
             return;
         }
+        // They are by shares, present and past.
+        self.reservations_basis = None;
         let pool = self.pool.amounts();
         for tenant in changed {
             let (used, spot) = (self.used_by(&tenant), self.spot_by(&tenant));

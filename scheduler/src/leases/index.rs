@@ -103,7 +103,7 @@ pub(crate) struct LeaseIndex {
     reclaimed: BTreeSet<LeaseId>,
     /// The tenants of which `used` has changed since these were taken last.
     changed_tenants: BTreeSet<TenantName>,
-    /// Rises whenever a tenant has something else than before.
+    /// Rises whenever a tenant has something else than before, or leases have passed other reservations.
     used_version: u64,
 }
 
@@ -112,6 +112,9 @@ impl LeaseIndex {
     pub(super) fn replace(&mut self, id: LeaseId, before: &Keys, keys: &Keys) {
         self.count(id, before, false);
         self.count(id, keys, true);
+        let have_others_passed =
+            before.passed != keys.passed || before.is_reclaimed != keys.is_reclaimed;
+        self.used_version += u64::from(have_others_passed);
         if before.charge != keys.charge {
             self.used_version += 1;
             let charges = before.charge.iter().chain(&keys.charge);
@@ -272,12 +275,18 @@ impl LeaseIndex {
         self.reclaimed.iter().copied()
     }
 
+    /// Returns the spot leases that have devices or wait for some.
+    pub(crate) fn spot(&self) -> impl Iterator<Item = LeaseId> {
+        self.spot.iter().copied()
+    }
+
     /// Returns whether there are spot leases that have devices or wait for some.
     pub(crate) fn has_spot(&self) -> bool {
         !self.spot.is_empty()
     }
 
-    /// Returns a number that rises whenever a tenant has something else than before.
+    /// Returns a number that rises whenever a tenant has something else than before, or leases have passed other
+    /// reservations.
     pub(crate) fn used_version(&self) -> u64 {
         self.used_version
     }
