@@ -5,9 +5,9 @@
 //! guarantee would starve behind a stream of small ones; so it gets a reservation after a while
 //! (`engine/reservations.rs`).
 //!
-//! Whether a request beyond guarantees fits depends on its tenant and its shape alone, and of all that have both in common, the
-//! first is next. So the queue has the requests by tenant and shape, and an event costs as much as there are
-//! tenants and shapes, however many requests wait.
+//! Whether a request beyond guarantees fits depends on its tenant and its shape alone, and of all that have both
+//! in common, the first is next. So the queue has the requests by tenant and shape, and an event costs as much as
+//! there are tenants and shapes, however many requests wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

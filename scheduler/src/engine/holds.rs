@@ -1,9 +1,8 @@
 //! Free devices that are held back for requests, and the leases that come after these.
 //!
 //! A request is *entitled* to devices if it is within its tenant's guarantee, has a reservation, or is not one
-//! for a spot lease while there are such leases. It may need
-//! more than are free. Once there will be enough, as others are being released, or leases can be suspended for
-//! it (`reclaim.rs`), nothing else gets the free ones.
+//! for a spot lease while there are such leases. It may need more than are free. Once there will be enough, as
+//! others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 

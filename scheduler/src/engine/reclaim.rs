@@ -2,21 +2,24 @@
 //! to them (`holds.rs`): leases are suspended for it.
 //!
 //! The leases of a tenant count towards its guarantee in the order of their grants; those beyond it are
-//! *borrowed*, and so are all spot leases. For a request within its tenant's guarantee, borrowed leases of other tenants are suspended; for
-//! one with a reservation, those borrowed leases of any tenant that have passed it; and for all of these, and for
-//! any other that is not for a spot lease itself, spot leases, which go first. A spot lease that cannot be
-//! suspended ends. Any other lease is suspended if it could go on later, so not if it is not durable or has no
-//! snapshots, and not before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as
-//! many leases are suspended as the request needs, or none; the fewest, and of single leases that are enough
-//! the smallest, then one of the tenant that has and had the largest share by weight, then the latest.
+//! *borrowed*, and so are all spot leases. For a request within its tenant's guarantee, borrowed leases of other
+//! tenants are suspended; for one with a reservation, those borrowed leases of any tenant that have passed it.
+//! For all of these, and for any other that is not for a spot lease itself, spot leases are suspended, and before
+//! others. A spot lease that cannot be suspended ends.
+//!
+//! Any other lease is suspended if it could go on later, so not if it is not durable or has no snapshots, and not
+//! before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as many leases are
+//! suspended as the request needs, or none; the fewest, and of single leases that are enough the smallest, then
+//! one of the tenant that has and had the largest share by weight, then the latest.
 //!
 //! A reclaimed lease goes on by itself: before requests beyond guarantees, and after those that are entitled.
 //! Nothing is reclaimed that a lease would get which comes before these requests, as one that was lost does.
 //!
 //! No two leases take each other's place in turn. What a reclaimed lease gives up goes to a request within a
-//! guarantee, whose lease is not borrowed while its tenant's guarantee stays, or to a request with a
-//! reservation, whose lease has passed only requests that still wait. So each reclaim lowers the number of
-//! requests that wait, and nothing but new demand or a changed policy raises it.
+//! guarantee, whose lease is not borrowed while its tenant's guarantee stays; to a request with a reservation,
+//! whose lease has passed only requests that still wait; or from a spot lease to another one, never the other
+//! way. So each reclaim lowers the number of requests that wait, and nothing but new demand or a changed policy
+//! raises it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -27,8 +27,7 @@ const MAX_REPORTED_AT_ONCE: usize = 64;
 pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The next request of a tenant, in the order in which these get devices: whether it is for a spot lease, the
-/// tenant's share, the number of
-/// the request, the tenant, and the lease that the request would become.
+/// tenant's share, the number of the request, the tenant, and the lease that the request would become.
 type Next = (bool, u64, u64, TenantName, LeaseId);
 
 /// A tenant may have this many times as many requests in the queue as there is room for more. So a single

@@ -1,0 +1,73 @@
+//! What tests look at.
+
+use std::collections::BTreeMap;
+
+use tensord_proto::ids::LeaseId;
+
+use super::Engine;
+use crate::event::DeviceRef;
+use crate::lease::Standing;
+use crate::leases::Leases;
+use crate::tenants::{Amounts, TenantName};
+use crate::time::Timestamp;
+
+impl Engine {
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Asserts that the indexes are right, and that no keeper would be another one if all were chosen again.
+    pub(crate) fn check_indexes(&self) {
+        self.leases.check_index();
+        self.pool.check_index();
+        for worker in self.pool.ids() {
+            let kept = self.pool.get(worker).map(|worker| worker.kept());
+            assert_eq!(kept, Some(self.leases.index().kept(worker)), "{worker}");
+        }
+        for (id, lease) in self.leases.iter() {
+            let is_running = lease.standing == Standing::Running;
+            let is_due = self.unstable_keepers.is_due(id, self.now);
+            if !lease.durability.is_durable() || !is_running || is_due {
+                continue;
+            }
+            for source in lease.workers() {
+                let Some(chosen) = self.choose_keeper(id, source) else {
+                    continue;
+                };
+                let chosen = chosen.keeper.map(|keeper| keeper.worker);
+                let keeper = lease.keepers.get(&source).map(|keeper| keeper.worker);
+                assert_eq!(chosen, keeper, "keeper of {id} at {source}");
+            }
+        }
+    }
+
+    /// Returns the devices that are held back, each with the lease that waits for more of them.
+    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+        self.pool.held_back()
+    }
+
+    /// Returns what counts of the shares that a tenant has had in the order of the requests.
+    pub(crate) fn ranked_past_share(&self, tenant: &TenantName) -> f64 {
+        self.past.of(tenant, self.ranked_at)
+    }
+
+    pub(crate) fn used_for_spot(&self) -> &BTreeMap<TenantName, Amounts> {
+        self.leases.index().used_for_spot()
+    }
+
+    pub(crate) fn has_spot(&self) -> bool {
+        self.leases.index().has_spot()
+    }
+
+    pub(crate) fn reclaim_at(&self) -> Option<Timestamp> {
+        self.reclaim_at
+    }
+
+    pub(crate) fn idle_at(&self) -> Option<Timestamp> {
+        self.idle_at
+    }
+
+    pub(crate) fn attached_clients(&self) -> usize {
+        self.clients.len()
+    }
+}
