@@ -92,10 +92,8 @@ pub struct Engine {
     reservations: Reservations,
     /// Those with which the requests were decided last.
     decided_reservations: Reservations,
-    /// What `reservations` were found from; `None` if the policy has changed since.
+    /// What `reservations` were found from; `None` if the policy or the past of a tenant has changed since.
     reservations_basis: Option<Basis>,
-    /// When the next request will have waited for long enough for one.
-    next_reservation_at: Option<Timestamp>,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -143,7 +141,6 @@ impl Engine {
             reservations: Reservations::default(),
             decided_reservations: Reservations::default(),
             reservations_basis: None,
-            next_reservation_at: None,
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,

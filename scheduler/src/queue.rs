@@ -124,13 +124,16 @@ impl TenantRequests {
 /// The requests of each tenant that wait.
 pub(crate) type Requests = BTreeMap<TenantName, TenantRequests>;
 
+/// When a request arrived, and its number, which rises with each request.
+pub(crate) type Arrival = (Timestamp, u64);
+
 /// All pending requests. The engine enforces the bounds.
 #[derive(Default)]
 pub(crate) struct Queue {
     requests: BTreeMap<LeaseId, QueuedRequest>,
     by_client: BTreeMap<(ClientId, RequestId), LeaseId>,
     /// The requests in the order of their arrival.
-    by_arrival: BTreeMap<(Timestamp, u64), LeaseId>,
+    by_arrival: BTreeMap<Arrival, LeaseId>,
     by_tenant: Requests,
     /// The number of requests of each shape.
     shapes: BTreeMap<Shape, usize>,
@@ -170,10 +173,10 @@ impl Queue {
         self.by_arrival.values().copied().collect()
     }
 
-    /// Returns when the first of the requests arrived that did at this time or later.
-    pub(crate) fn arrival_from(&self, time: Timestamp) -> Option<Timestamp> {
-        let mut later = self.by_arrival.range((time, 0)..);
-        later.next().map(|((since, _), _)| *since)
+    /// Returns the latest of the requests that arrived by this time.
+    pub(crate) fn latest_arrival_until(&self, time: Timestamp) -> Option<Arrival> {
+        let mut until = self.by_arrival.range(..=(time, u64::MAX));
+        until.next_back().map(|(arrival, _)| *arrival)
     }
 
     /// Returns the request that arrived first.

@@ -25,10 +25,15 @@ impl Timestamp {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 
+    /// Returns the time this long ago, if that is not before the driver's origin.
+    pub(crate) fn checked_sub(self, duration: Duration) -> Option<Self> {
+        let millis = u64::try_from(duration.as_millis()).ok()?;
+        self.0.checked_sub(millis).map(Self)
+    }
+
     /// Returns the time this long ago, or the driver's origin if that is later.
     pub(crate) fn saturating_sub(self, duration: Duration) -> Self {
-        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_sub(millis))
+        self.checked_sub(duration).unwrap_or_default()
     }
 }
 

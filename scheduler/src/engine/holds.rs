@@ -216,15 +216,8 @@ impl Engine {
         request: &QueuedRequest,
         used: &BTreeMap<TenantName, Amounts>,
     ) -> BTreeSet<DeviceRef> {
-        let (lease, demand) = (request.lease, &request.demand);
         let used = used.get(&request.tenant).unwrap_or(&NOTHING);
-        let limit = &self.policy_of(&request.tenant).limit;
-        let is_guaranteed = self.queue.guaranteed().contains(lease);
-        self.pool.usable(|device| {
-            let is_within_limit = limit.allows(used, device, demand.devices);
-            let may_pass = is_guaranteed || self.may_pass(lease, demand, device);
-            is_within_limit && may_pass && demand.accepts(device)
-        })
+        self.pool.usable(self.may_get(request, used))
     }
 
     /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.
@@ -233,19 +226,14 @@ impl Engine {
         used: &BTreeMap<TenantName, Amounts>,
         entitled: &Entitled,
     ) -> BTreeSet<DeviceRef> {
-        let Entitled { tenant, demand, .. } = entitled;
-        let used = used.get(tenant).unwrap_or(&NOTHING);
-        let limit = &self.policy_of(tenant).limit;
+        let request = self.queue.get(entitled.lease);
+        let mut usable = request.map_or_else(BTreeSet::new, |it| self.usable_by(it, used));
         let reservation = self.reservation_of(entitled.lease);
-        self.pool.usable(|device| {
-            let is_within_limit = limit.allows(used, device, demand.devices);
-            let may_get = || match entitled.by {
-                Entitlement::Guarantee => true,
-                Entitlement::Reservation => reservation.is_some_and(|it| it.includes(device)),
-                Entitlement::Spot => self.may_pass(entitled.lease, demand, device),
-            };
-            is_within_limit && demand.accepts(device) && may_get()
-        })
+        if let Some(reservation) = reservation.filter(|_| entitled.by == Entitlement::Reservation) {
+            let device = |it: &DeviceRef| self.pool.device(*it);
+            usable.retain(|it| device(it).is_some_and(|it| reservation.includes(it)));
+        }
+        usable
     }
 
     /// Counts devices as those of a tenant.

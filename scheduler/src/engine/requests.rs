@@ -247,20 +247,25 @@ impl Engine {
                 loop {
                     self.pool.clear_changed();
                     self.grant_fitting();
-                    // What was held back for a request and is not used by it may do for another one, and a
-                    // request that is not within a guarantee any more may get a reservation.
-                    let is_granted = self.grant_with_held_back();
+                    // A request that is not within a guarantee any more may get a reservation, and what was
+                    // held back for a request and is not used by it may do for another one.
                     self.find_guaranteed();
-                    let has_other_reservations = self.find_reservations();
-                    if !is_granted && !has_other_reservations && !self.pool.is_changed() {
+                    let mut may_fit = self.find_reservations();
+                    if self.grant_with_held_back() {
+                        self.find_guaranteed();
+                        self.find_reservations();
+                        may_fit = true;
+                    }
+                    if !may_fit && !self.pool.is_changed() {
                         break;
                     }
                 }
             }
-            RequestOrder::Fifo => while self.grant_oldest() {},
+            RequestOrder::Fifo => {
+                while self.grant_oldest() {}
+                self.find_guaranteed();
+            }
         }
-        self.find_guaranteed();
-        self.find_reservations();
         self.decided_reservations.clone_from(&self.reservations);
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
@@ -291,8 +296,6 @@ impl Engine {
     /// Grants a request that has all the devices which it needs with those that are held back for it. Returns
     /// whether there is one.
     fn grant_with_held_back(&mut self) -> bool {
-        self.find_guaranteed();
-        self.find_reservations();
         let holders: BTreeSet<_> = self.pool.holders().collect();
         let entitled = match holders.is_empty() {
             true => Vec::new(),
@@ -301,11 +304,7 @@ impl Engine {
         let mut holding = entitled
             .into_iter()
             .filter(|it| holders.contains(&it.lease));
-        let is_granted = holding.any(|it| self.try_grant(it.lease));
-        if is_granted {
-            self.find_reservations();
-        }
-        is_granted
+        holding.any(|it| self.try_grant(it.lease))
     }
 
     /// Grants requests beyond guarantees, as far as there are devices: each time the next of the tenant that
@@ -443,15 +442,23 @@ impl Engine {
 
     /// Returns whether a request can be granted, and with which devices.
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
-        let (tenant, demand) = (&waiting.tenant, &waiting.demand);
-        let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
-        let lease = waiting.lease;
-        let is_guaranteed = self.queue.guaranteed().contains(lease);
-        let may_have = |device: &DeviceSpec| {
+        let may_get = self.may_get(waiting, self.used_by(&waiting.tenant));
+        self.pool.assess(waiting.lease, &waiting.demand, may_get)
+    }
+
+    /// Returns a check of whether a request, whose tenant has `used`, may get a device if it is free: the device
+    /// meets the demand, and neither the limit of the tenant nor a reservation is against it.
+    pub(super) fn may_get<'a>(
+        &'a self,
+        request: &'a QueuedRequest,
+        used: &'a Amounts,
+    ) -> impl Fn(&DeviceSpec) -> bool + 'a {
+        let (lease, demand) = (request.lease, &request.demand);
+        let limit = &self.policy_of(&request.tenant).limit;
+        move |device| {
             let is_within_limit = limit.allows(used, device, demand.devices);
-            is_within_limit && (is_guaranteed || self.may_pass(lease, demand, device))
-        };
-        self.pool.assess(lease, demand, may_have)
+            is_within_limit && demand.accepts(device) && self.may_pass(lease, demand, device)
+        }
     }
 
     /// Grants or refuses a request, or returns it if it has to wait.

@@ -11,9 +11,9 @@
 //! A later request *passes* a reservation when it gets devices of it. It may do so only if its lease surely ends
 //! before there would be enough devices without it, as the request declares how long it takes (EASY backfill:
 //! Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
-//! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended, or may end. The lease is then suspended, with others that passed the same reservation, once there are enough
-//! devices together with those that are free or being released (`reclaim.rs`); the free ones are held back from
-//! then on (`holds.rs`). So of the devices of a reservation, all count for it that were granted since it was
+//! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended, or may end. A lease that can be suspended
+//! then is, with others that passed the same reservation, once there are enough devices together with those that
+//! are free or being released (`reclaim.rs`); the free ones are held back from then on (`holds.rs`). So of the devices of a reservation, all count for it that were granted since it was
 //! made, and it waits no longer than leases that had devices before keep these.
 //!
 //! Each such suspension is for a request that becomes a lease, which passes no reservation of a request that
@@ -28,7 +28,7 @@ use crate::device::{Demand, DeviceSpec, Shape};
 use crate::event::DeviceRef;
 use crate::options::RequestOrder;
 use crate::pool::DeviceClass;
-use crate::queue::{QueuedRequest, Rank, TenantRequests};
+use crate::queue::{Arrival, QueuedRequest, Rank, TenantRequests};
 use crate::tenants::{Amounts, TenantLimit, TenantName};
 use crate::time::Timestamp;
 
@@ -61,6 +61,8 @@ pub(crate) struct Basis {
     queue: u64,
     pool: u64,
     ranked_at: Timestamp,
+    /// The latest of the requests that have waited for long enough.
+    latest_due: Option<Arrival>,
 }
 
 /// The place of a tenant in the order: its share, and the number of its next request.
@@ -77,30 +79,32 @@ impl Engine {
             queue: self.queue.version(),
             pool: self.pool.index().version(),
             ranked_at: self.ranked_at,
+            latest_due: self.latest_due(),
         };
-        let is_known = self.reservations_basis.replace(basis) == Some(basis);
-        if is_known && self.next_reservation_at.is_none_or(|at| self.now < at) {
+        if self.reservations_basis.replace(basis) == Some(basis) {
             return false;
         }
-        self.next_reservation_at = self.next_due_at();
         let found = self.reservations_now();
         let has_changed = found != self.reservations;
         self.reservations = found;
         has_changed
     }
 
-    /// Returns whether a request beyond guarantees may get a device, as far as reservations are concerned.
+    /// Returns whether a request may get a device, as far as reservations are concerned.
     pub(super) fn may_pass(&self, request: LeaseId, demand: &Demand, device: &DeviceSpec) -> bool {
         self.reservation_against(request, demand, device).is_none()
     }
 
-    /// Returns the reservation because of which a request beyond guarantees may not get a device.
+    /// Returns the reservation because of which a request may not get a device.
     pub(super) fn reservation_against(
         &self,
         request: LeaseId,
         demand: &Demand,
         device: &DeviceSpec,
     ) -> Option<&Reservation> {
+        if self.reservations.all.is_empty() || self.queue.guaranteed().contains(request) {
+            return None;
+        }
         let waiting = self.queue.get(request)?;
         let gives_way = demand.gives_way_on(device);
         let ends_at = demand.rounded_duration().map(|it| self.now + it);
@@ -170,27 +174,23 @@ impl Engine {
         place(&request.tenant) > place(&reservation.tenant)
     }
 
-    /// Returns when the next of the requests that wait will have waited for long enough for a reservation.
-    fn next_due_at(&self) -> Option<Timestamp> {
-        let wait = self.options.reserve_after;
-        let latest_due = u64::try_from(wait.as_millis()).ok();
-        let latest_due = latest_due.and_then(|wait| self.now.as_millis().checked_sub(wait));
-        let from = latest_due.map_or(0, |at| at.saturating_add(1));
-        let next = self.queue.arrival_from(Timestamp::from_millis(from))?;
-        Some(next + wait)
+    /// Returns the latest of the requests that have waited for long enough for a reservation.
+    fn latest_due(&self) -> Option<Arrival> {
+        let latest = self.now.checked_sub(self.options.reserve_after)?;
+        self.queue.latest_arrival_until(latest)
     }
 
     /// Returns the reservations that there should be now.
     fn reservations_now(&self) -> Reservations {
-        let is_due = |since| since + self.options.reserve_after <= self.now;
-        let has_due = self.queue.oldest().is_some_and(|it| is_due(it.since));
-        if self.options.order != RequestOrder::Fair || !has_due {
+        let latest = self.latest_due();
+        let latest = latest.filter(|_| self.options.order == RequestOrder::Fair);
+        let Some((latest_due, _)) = latest else {
             return Reservations::default();
-        }
+        };
         let heads = self.heads_in_order();
         let due = heads.iter().filter(|(.., rank, _)| {
             let waiting = self.queue.get(rank.lease);
-            waiting.is_some_and(|it| is_due(it.since))
+            waiting.is_some_and(|it| it.since <= latest_due)
         });
         let mut unclaimed: BTreeSet<_> = self.pool.classes().collect();
         let mut all = Vec::new();

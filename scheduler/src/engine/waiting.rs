@@ -150,9 +150,6 @@ impl Engine {
     /// that meet its demand.
     pub(super) fn reservation_before(&self, queued: &QueuedRequest) -> Option<LeaseId> {
         let (lease, demand) = (queued.lease, &queued.demand);
-        if self.queue.guaranteed().contains(lease) {
-            return None;
-        }
         let classes = self.pool.classes().filter(|it| demand.accepts(it));
         let mut before = classes.filter_map(|it| self.reservation_against(lease, demand, it));
         before.next().map(|it| it.lease)
@@ -160,16 +157,8 @@ impl Engine {
 
     /// Returns when enough devices will be free for a request, if that is known.
     fn enough_for(&self, queued: &QueuedRequest) -> Option<Timestamp> {
-        let (tenant, demand) = (&queued.tenant, &queued.demand);
-        let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
-        let lease = queued.lease;
-        let is_guaranteed = self.queue.guaranteed().contains(lease);
-        let may_have = |device: &DeviceSpec| {
-            let is_within_limit = limit.allows(used, device, demand.devices);
-            let may_pass = is_guaranteed || self.may_pass(lease, demand, device);
-            demand.accepts(device) && is_within_limit && may_pass
-        };
-        self.enough_at(lease, demand.devices as usize, may_have)
+        let may_get = self.may_get(queued, self.used_by(&queued.tenant));
+        self.enough_at(queued.lease, queued.demand.devices as usize, may_get)
     }
 
     fn waiting_request(&self, queued: &QueuedRequest) -> Waiting {
