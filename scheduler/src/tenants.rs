@@ -185,12 +185,6 @@ pub struct Amounts {
 /// The part of its devices for which a spot lease counts in the share of its tenant.
 const SPOT_CHARGE: f64 = 0.25;
 
-/// Returns the share of a tenant that has `used` of the pool, and of that `spot` in spot leases.
-pub(crate) fn charged_share(used: &Amounts, spot: &Amounts, pool: &Amounts) -> f64 {
-    let spared = |spot: f64| (1.0 - SPOT_CHARGE) * spot;
-    used.dominant_share_without(spot, spared, pool)
-}
-
 /// No devices.
 pub(crate) static NOTHING: Amounts = Amounts {
     devices: BTreeMap::new(),
@@ -251,24 +245,18 @@ impl Amounts {
     }
 
     /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all
-    /// devices of a kind.
-    #[cfg(test)]
-    fn dominant_share(&self, pool: &Self) -> f64 {
-        self.dominant_share_without(&NOTHING, |spot| spot, pool)
-    }
-
-    /// Returns the largest of the parts that these are of the resources of the pool, of which `spared` of those
-    /// in spot leases does not count.
-    fn dominant_share_without(&self, spot: &Self, spared: impl Fn(f64) -> f64, pool: &Self) -> f64 {
+    /// devices of a kind. Those among them in `spot` leases count for less.
+    pub(crate) fn dominant_share(&self, spot: &Self, pool: &Self) -> f64 {
         let part = |used: f64, spot: f64, total: f64| match total > 0.0 {
-            true => (used - spared(spot)).max(0.0) / total,
+            true => (used - (1.0 - SPOT_CHARGE) * spot).max(0.0) / total,
             false => 0.0,
         };
-        let of = |amounts: &Self, kind| amounts.devices.get(kind).copied().unwrap_or_default();
-        let kinds = self
-            .devices
-            .iter()
-            .map(|(kind, used)| part(*used as f64, of(spot, kind) as f64, of(pool, kind) as f64));
+        let of = |amounts: &Self, kind| {
+            let count = amounts.devices.get(kind).copied();
+            count.unwrap_or_default() as f64
+        };
+        let kinds = self.devices.iter();
+        let kinds = kinds.map(|(kind, used)| part(*used as f64, of(spot, kind), of(pool, kind)));
         let others = [
             part(self.all as f64, spot.all as f64, pool.all as f64),
             part(
@@ -328,13 +316,13 @@ mod tests {
     #[test]
     fn the_dominant_share_is_that_of_the_scarcest_resource() {
         let pool = Amounts::of(&[cuda(80), cuda(80), flex(20), flex(20)]);
-        let share = |devices: &[DeviceSpec]| Amounts::of(devices).dominant_share(&pool);
+        let share = |devices: &[DeviceSpec]| Amounts::of(devices).dominant_share(&NOTHING, &pool);
         assert_eq!(share(&[]), 0.0);
         assert_eq!(share(&[flex(20)]), 0.5);
         assert_eq!(share(&[flex(20), flex(20)]), 1.0);
         assert_eq!(share(&[cuda(80), flex(20)]), 0.5);
         // Of a kind that the pool does not have any more.
         assert_eq!(share(&[crate::tests::device("rocm", 200)]), 1.0);
-        assert_eq!(Amounts::default().dominant_share(&Amounts::default()), 0.0);
+        assert_eq!(NOTHING.dominant_share(&NOTHING, &NOTHING), 0.0);
     }
 }

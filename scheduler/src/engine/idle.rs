@@ -21,7 +21,7 @@ use std::time::Duration;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
-use crate::device::Requirement;
+use super::waiting::WaitingPart;
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
@@ -253,6 +253,8 @@ impl Engine {
         self.attached_owner(id)?;
         let lease = self.leases.get(id)?;
         let parts = self.parts_that_wait(id, lease);
+        let parts = parts.iter().map(|part| self.needs_of_part(id, part));
+        let parts: Vec<_> = parts.collect();
         let is_possible = !parts.is_empty() && !self.is_over_limit(id);
         is_possible.then(|| Waiter {
             lease: id,
@@ -261,58 +263,18 @@ impl Engine {
         })
     }
 
-    /// Returns what the parts of a lease need which waits for devices: for each part the devices of each worker
-    /// at which it could go on.
-    fn parts_that_wait(&self, id: LeaseId, lease: &Lease) -> Vec<Vec<Need>> {
-        match &lease.standing {
-            Standing::Lost(_) => {
-                let keeper = lease.only_keeper();
-                let store = lease.only_stored().map(|stored| stored.store);
-                let with_store: Vec<_> = self.workers_with_store(store).collect();
-                let can_be_sent =
-                    keeper.is_some_and(|it| it.is_kept && self.pool.is_connected(it.worker));
-                let goes_on_at = |worker: WorkerId| {
-                    let has_snapshots = keeper.is_some_and(|it| it.worker == worker);
-                    has_snapshots || can_be_sent || with_store.contains(&worker)
-                };
-                let requirement = lease.requirement_elsewhere();
-                let needs = requirement.map(|requirement| {
-                    let devices = lease.lease_devices.len();
-                    self.needs_at(id, devices, &requirement, goes_on_at)
-                });
-                needs.into_iter().collect()
-            }
-            Standing::Resuming { .. } => {
-                let needs = (0..).zip(&lease.parts).map(|(index, part)| {
-                    let with_snapshots = self.holders_and_loaders(part);
-                    let can_be_sent = self.source_of(id, lease, index, part).is_some();
-                    let goes_on_at = |worker: WorkerId| {
-                        let can_get = can_be_sent && !self.is_avoided(lease, worker);
-                        can_get || with_snapshots.contains(&worker)
-                    };
-                    self.needs_at(id, part.devices, &part.requirement, goes_on_at)
-                });
-                needs.collect()
-            }
-            Standing::Running | Standing::Suspended { .. } => Vec::new(),
-        }
-    }
-
     /// Returns the alternatives of a part of a lease: the devices of each worker at which it could go on.
-    fn needs_at(
-        &self,
-        id: LeaseId,
-        devices: usize,
-        requirement: &Requirement,
-        goes_on_at: impl Fn(WorkerId) -> bool,
-    ) -> Vec<Need> {
+    fn needs_of_part(&self, id: LeaseId, part: &WaitingPart<'_>) -> Vec<Need> {
+        let (devices, requirement) = (part.devices, &part.requirement);
         let mut by_worker = BTreeMap::<WorkerId, BTreeSet<DeviceRef>>::new();
         for device_ref in self.pool.usable(|device| requirement.accepts(device)) {
             let here = by_worker.entry(device_ref.worker).or_default();
             here.insert(device_ref);
         }
-        // A worker could not start the lease before it has released it.
-        by_worker.retain(|worker, _| goes_on_at(*worker) && !self.pool.is_ending(*worker, id));
+        by_worker.retain(|worker, _| {
+            // A worker could not start the lease before it has released it.
+            (part.can_run_at)(*worker) && !self.pool.is_ending(*worker, id)
+        });
         let need = |suitable| Need { devices, suitable };
         by_worker.into_values().map(need).collect()
     }

@@ -8,9 +8,7 @@ use super::Engine;
 use crate::device::DeviceSpec;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{
-    Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, charged_share, policy_of,
-};
+use crate::tenants::{Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, policy_of};
 
 impl Engine {
     /// Returns the guarantee, limit and weight of a tenant.
@@ -76,7 +74,7 @@ impl Engine {
         let pool = self.pool.amounts();
         for tenant in changed {
             let (used, spot) = (self.used_by(&tenant), self.spot_by(&tenant));
-            let share = charged_share(used, spot, &pool);
+            let share = used.dominant_share(spot, &pool);
             // It may have devices of workers that drain, which the pool does not offer.
             self.past.set_share(&tenant, share.min(1.0), self.now);
         }

@@ -6,11 +6,20 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use crate::device::{DeviceSpec, Requirement};
-use crate::lease::{Lease, Standing};
+use crate::lease::{Lease, Standing, SuspendedPart};
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
 use crate::time::Timestamp;
 use crate::waiting::{NeededDevices, Waiter, Waiting};
+
+/// What a part of a lease needs that waits for devices, all of one worker.
+pub(super) struct WaitingPart<'a> {
+    /// The number of devices.
+    pub(super) devices: usize,
+    pub(super) requirement: Requirement,
+    /// Returns whether the part could go on at a worker, which has its snapshots or could get them.
+    pub(super) can_run_at: Box<dyn Fn(WorkerId) -> bool + 'a>,
+}
 
 impl Engine {
     /// Returns the ids of the leases and requests that wait for devices. Each gets devices before those
@@ -103,29 +112,67 @@ impl Engine {
 
     /// Returns the devices that a lease needs, of the workers that have its snapshots or could get them.
     fn needs_of(&self, id: LeaseId, lease: &Lease) -> Vec<NeededDevices> {
-        if let Some(requirement) = lease.lost().and_then(|_| lease.requirement_elsewhere()) {
-            let count = lease.lease_devices.len();
-            let keeper = lease.only_keeper();
-            let store = lease.only_stored().map(|stored| stored.store);
-            let with_store: Vec<_> = self.workers_with_store(store).collect();
-            let can_be_sent =
-                keeper.is_some_and(|it| it.is_kept && self.pool.is_connected(it.worker));
-            let can_run_at = |worker| {
-                let has_snapshots = keeper.is_some_and(|it| it.worker == worker);
-                can_be_sent || has_snapshots || with_store.contains(&worker)
-            };
-            return vec![self.needed(id, count, &requirement, can_run_at)];
-        }
-        let needed = (0..).zip(&lease.parts).map(|(index, part)| {
-            let with_snapshots = self.holders_and_loaders(part);
-            let can_be_sent = self.source_of(id, lease, index, part).is_some();
-            let can_run_at = |worker| {
-                let can_get = can_be_sent && !self.is_avoided(lease, worker);
-                can_get || with_snapshots.contains(&worker)
-            };
-            self.needed(id, part.devices, &part.requirement, can_run_at)
-        });
+        let parts = self.parts_that_wait(id, lease).into_iter();
+        let needed =
+            parts.map(|part| self.needed(id, part.devices, &part.requirement, part.can_run_at));
         needed.collect()
+    }
+
+    /// Returns what the parts of a lease need which waits for devices.
+    pub(super) fn parts_that_wait<'a>(
+        &'a self,
+        id: LeaseId,
+        lease: &'a Lease,
+    ) -> Vec<WaitingPart<'a>> {
+        match &lease.standing {
+            Standing::Lost(_) => {
+                let part = lease
+                    .requirement_elsewhere()
+                    .map(|requirement| WaitingPart {
+                        devices: lease.lease_devices.len(),
+                        requirement,
+                        can_run_at: Box::new(self.workers_for_lost(lease)),
+                    });
+                part.into_iter().collect()
+            }
+            Standing::Resuming { .. } => {
+                let parts = (0..).zip(&lease.parts);
+                let parts = parts.map(|(index, part)| WaitingPart {
+                    devices: part.devices,
+                    requirement: part.requirement.clone(),
+                    can_run_at: Box::new(self.workers_for_part(id, lease, index, part)),
+                });
+                parts.collect()
+            }
+            Standing::Running | Standing::Suspended { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns a check of whether a lost lease could go on at a worker, which has its snapshots or could get them.
+    fn workers_for_lost(&self, lease: &Lease) -> impl Fn(WorkerId) -> bool + use<> {
+        let keeper = lease.only_keeper();
+        let kept_at = keeper.map(|it| it.worker);
+        let can_be_sent = keeper.is_some_and(|it| it.is_kept && self.pool.is_connected(it.worker));
+        let store = lease.only_stored().map(|stored| stored.store);
+        let with_store: Vec<_> = self.workers_with_store(store).collect();
+        move |worker| can_be_sent || kept_at == Some(worker) || with_store.contains(&worker)
+    }
+
+    /// Returns a check of whether a part of a suspended lease could go on at a worker, which has its snapshots or
+    /// could get them.
+    fn workers_for_part<'a>(
+        &'a self,
+        id: LeaseId,
+        lease: &'a Lease,
+        index: u32,
+        part: &SuspendedPart,
+    ) -> impl Fn(WorkerId) -> bool + 'a {
+        let with_snapshots = self.holders_and_loaders(part);
+        let can_be_sent = self.source_of(id, lease, index, part).is_some();
+        move |worker| {
+            let can_get = can_be_sent && !self.is_avoided(lease, worker);
+            can_get || with_snapshots.contains(&worker)
+        }
     }
 
     /// Returns `count` devices of one worker that a part of a lease needs.

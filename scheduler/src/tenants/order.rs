@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tensord_proto::ids::LeaseId;
 
-use super::{
-    Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, charged_share, policy_of,
-};
+use super::{Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, policy_of};
 use crate::device::{Demand, Shape};
 use crate::queue::{Rank, Requests, TenantRequests};
 use crate::time::Timestamp;
@@ -129,7 +127,7 @@ impl Shares<'_> {
     /// Returns a number that has the order of the shares of tenants, present and past, divided by their
     /// weights: that of a tenant that has `used`, of that `spot` in spot leases.
     pub(crate) fn key(&self, tenant: &TenantName, used: &Amounts, spot: &Amounts) -> u64 {
-        let present = charged_share(used, spot, self.pool);
+        let present = used.dominant_share(spot, self.pool);
         let share = present + self.past.of(tenant, self.now);
         let weight = policy_of(self.policy, tenant).weight.max(1);
         // Shares are not negative, so their bits have the same order.
