@@ -417,19 +417,20 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
 /// Requests devices of any kind. The lease id, if the request is granted, is ten times the
 /// request's id.
 fn request(id: u64, request: u64, devices: u32) -> Event {
-    request_for(
-        id,
-        request,
-        Demand {
-            devices,
-            kind: None,
-            memory_bytes: 0,
-            durability: Durability::Off,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
-        },
-    )
+    request_for(id, request, demand_of(devices, None))
+}
+
+/// A demand of devices of a kind, or of any, without further wishes.
+fn demand_of(devices: u32, kind: Option<&str>) -> Demand {
+    Demand {
+        devices,
+        kind: kind.map(Into::into),
+        memory_bytes: 0,
+        durability: Durability::Off,
+        recover_within: None,
+        max_duration: None,
+        is_spot: false,
+    }
 }
 
 fn request_for(id: u64, request: u64, demand: Demand) -> Event {

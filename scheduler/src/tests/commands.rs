@@ -47,15 +47,7 @@ pub(super) fn unsatisfiable(
     devices: u32,
     workers: &[&[DeviceSpec]],
 ) -> Command {
-    let demand = Demand {
-        devices,
-        kind: None,
-        memory_bytes: 0,
-        durability: Durability::Off,
-        recover_within: None,
-        max_duration: None,
-        is_spot: false,
-    };
+    let demand = demand_of(devices, None);
     let devices = workers.iter().copied().flatten();
     let pool = crate::Inventory::new(workers.len(), devices.map(|device| (device, 1)));
     refused(

@@ -13,13 +13,8 @@ pub(super) fn request_durable_of(devices: u32, id: u64, request: u64) -> Event {
         id,
         request,
         Demand {
-            devices,
-            kind: Some("flex".into()),
-            memory_bytes: 0,
             durability: Durability::Auto,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
+            ..demand_of(devices, Some("flex"))
         },
     )
 }

@@ -6,13 +6,9 @@ use super::*;
 
 fn lasting(id: u64, number: u64, durability: Durability, seconds: u64) -> Event {
     let demand = Demand {
-        devices: 1,
-        kind: Some("flex".into()),
-        memory_bytes: 0,
         durability,
-        recover_within: None,
         max_duration: Some(Duration::from_secs(seconds)),
-        is_spot: false,
+        ..demand_of(1, Some("flex"))
     };
     request_for(id, number, demand)
 }

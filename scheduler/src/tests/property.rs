@@ -264,13 +264,10 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
     let demand = (1..4_u32, kind, durability, duration(), spot()).prop_map(
         |(devices, kind, durability, max_duration, is_spot)| Demand {
-            devices,
-            kind: Some(kind.into()),
-            memory_bytes: 0,
             durability,
-            recover_within: None,
             max_duration,
             is_spot,
+            ..demand_of(devices, Some(kind))
         },
     );
     let millis = prop_oneof![3 => Just(10_000), 2 => 0..4_000_u64];
@@ -496,13 +493,8 @@ proptest! {
         wanted in 1..6_u32,
     ) {
         let exact = |devices| Demand {
-            devices,
-            kind: Some("flex".into()),
-            memory_bytes: 0,
             durability: Durability::Auto,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
+            ..demand_of(devices, Some("flex"))
         };
         let wait = |millis| Op::Wait { millis };
         let join = Op::Join { worker: 3, changed: true };
@@ -536,13 +528,8 @@ fn request(client: usize, demand: Demand) -> Op {
 #[test]
 fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
     let demand = Demand {
-        devices: 1,
-        kind: None,
-        memory_bytes: 0,
         durability: Durability::Auto,
-        recover_within: None,
-        max_duration: None,
-        is_spot: false,
+        ..demand_of(1, None)
     };
     check_any(vec![
         request(0, demand),
@@ -605,13 +592,8 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
 fn worker_is_cut_off_while_it_gets_snapshots() {
     let request = |devices, durability| {
         let demand = Demand {
-            devices,
-            kind: None,
-            memory_bytes: 0,
             durability,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
+            ..demand_of(devices, None)
         };
         request(0, demand)
     };
@@ -640,13 +622,8 @@ fn worker_is_cut_off_while_it_gets_snapshots() {
 #[test]
 fn both_workers_of_a_lease_are_lost_at_once() {
     let demand = Demand {
-        devices: 3,
-        kind: None,
-        memory_bytes: 0,
         durability: Durability::Exact,
-        recover_within: None,
-        max_duration: None,
-        is_spot: false,
+        ..demand_of(3, None)
     };
     check_any(vec![
         request(0, demand),

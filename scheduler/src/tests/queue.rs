@@ -122,15 +122,7 @@ fn repeated_request_is_queued_once() {
 }
 
 fn request_as_lease(id: u64, request: u64, devices: u32, lease: u64) -> Event {
-    let demand = Demand {
-        devices,
-        kind: None,
-        memory_bytes: 0,
-        durability: Durability::Off,
-        recover_within: None,
-        max_duration: None,
-        is_spot: false,
-    };
+    let demand = demand_of(devices, None);
     let (request, lease) = (RequestId(request), LeaseId(lease));
     client(
         id,

@@ -160,13 +160,9 @@ fn record_says_who_has_the_snapshots() {
 fn time_that_a_lease_may_wait_is_recorded() {
     let mut engine = Engine::new(Options::default(), TERM, at(0));
     let demand = Demand {
-        devices: 1,
-        kind: None,
-        memory_bytes: 0,
         durability: Durability::Auto,
         recover_within: Some(Duration::from_secs(20)),
-        max_duration: None,
-        is_spot: false,
+        ..demand_of(1, None)
     };
     for event in [join(1, &[exact(16)]), attach(1), request_for(1, 1, demand)] {
         engine.handle(event, at(0));

@@ -7,7 +7,6 @@ use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
 use crate::device::Shape;
-use crate::lease::Standing;
 use crate::pool::DeviceClass;
 
 /// After this time, in ms, a request may have a reservation.
@@ -204,9 +203,9 @@ impl World {
     pub(super) fn check_reservations(&self) {
         let expected = self.expected_reservations();
         assert_eq!(self.reserved_now(), expected);
-        let Some(leases) = &self.leases else {
+        if self.leases.is_none() {
             return;
-        };
+        }
         // Requests within guarantees get devices first.
         if self
             .expected_order()
@@ -226,31 +225,11 @@ impl World {
                 let is_own = classes.iter().any(|class| class.is_of(device));
                 is_own && self.is_allowed(waiting, device, true)
             };
-            let coming = self.coming().into_iter().filter(|device_ref| {
-                let holder = self.engine.held_back().get(device_ref);
-                fits(device_ref) && holder.is_none_or(|holder| *holder == lease)
+            self.check_too_few(waiting, fits, |id, sim| {
+                let known = self.engine.leases().get(id);
+                let is_for = known.is_some_and(|it| it.passed.contains(&lease) || it.is_spot);
+                is_for && self.is_suspendable(id, sim)
             });
-            let coming = coming.count();
-            let needed = self.engine.needed_by_leases();
-            let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
-            let passing = leases.iter().filter(|(id, sim)| {
-                let known = self.engine.leases().get(**id);
-                let is_running = known.is_some_and(|known| {
-                    let is_for = known.passed.contains(&lease) || known.is_spot;
-                    known.standing == Standing::Running && is_for
-                });
-                let can_suspend = || self.engine.check_suspend(**id, Suspender::Administrator);
-                let is_due = self.now >= sim.running_since + 10_000;
-                is_running && is_due && self.is_borrowed(**id) && can_suspend().is_ok()
-            });
-            let devices = passing.flat_map(|(_, lease)| &lease.lease_devices);
-            let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
-            let (devices, wanted) = (devices.count(), waiting.demand.devices as usize);
-            assert!(
-                coming >= wanted || devices + coming < wanted,
-                "{} waits, with {coming} devices to come and {devices} that passed it",
-                waiting.demand
-            );
         }
     }
 }

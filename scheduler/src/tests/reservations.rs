@@ -214,13 +214,8 @@ fn small_requests_of_a_tenant_do_not_keep_back_its_large_one() {
 fn a_lease_that_ends_in_time_passes() {
     let lasting = |id, number, seconds| {
         let demand = Demand {
-            devices: 1,
-            kind: Some("flex".into()),
-            memory_bytes: 0,
-            durability: Durability::Off,
-            recover_within: None,
             max_duration: Some(Duration::from_secs(seconds)),
-            is_spot: false,
+            ..demand_of(1, Some("flex"))
         };
         request_for(id, number, demand)
     };

@@ -16,13 +16,9 @@ fn ordinary(id: u64, number: u64) -> Event {
 
 fn demand(id: u64, number: u64, durability: Durability, is_spot: bool) -> Event {
     let demand = Demand {
-        devices: 1,
-        kind: Some("flex".into()),
-        memory_bytes: 0,
         durability,
-        recover_within: None,
-        max_duration: None,
         is_spot,
+        ..demand_of(1, Some("flex"))
     };
     request_for(id, number, demand)
 }

@@ -352,44 +352,55 @@ impl World {
             let is_lease = self.engine.leases().get(*holder).is_some();
             assert!(is_request || is_reserved || is_lease || is_before_spot);
         }
-        let (Some(first), Some(leases)) = (guaranteed.first(), &self.leases) else {
+        let (Some(first), Some(_)) = (guaranteed.first(), &self.leases) else {
             return;
         };
         let fits = |device_ref: &DeviceRef| {
             let device = self.device(*device_ref);
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
         };
-        let wanted = first.demand.devices as usize;
+        let tenant = tenant_of(first.client);
+        self.check_too_few(first, fits, |id, lease| {
+            let is_other = tenant_of(lease.client) != tenant || lease.is_spot;
+            is_other && self.is_suspendable(id, lease)
+        });
+    }
+
+    /// Returns whether a lease is borrowed, has run for long enough to be suspended for a request, and could be.
+    pub(super) fn is_suspendable(&self, id: LeaseId, lease: &SimLease) -> bool {
+        let is_due = self.now >= lease.running_since + 10_000;
+        let can_suspend = || self.engine.check_suspend(id, Suspender::Administrator);
+        !lease.is_suspended && is_due && self.is_borrowed(id) && can_suspend().is_ok()
+    }
+
+    /// A request that waits has enough devices to come, of those that fit it, or would have too few with those of
+    /// all leases that make room for it.
+    pub(super) fn check_too_few(
+        &self,
+        waiting: &SimRequest,
+        fits: impl Fn(&DeviceRef) -> bool,
+        makes_room: impl Fn(LeaseId, &SimLease) -> bool,
+    ) {
         let coming = self.coming().into_iter().filter(|device_ref| {
             let holder = self.engine.held_back().get(device_ref);
-            fits(device_ref) && holder.is_none_or(|holder| *holder == first.lease)
+            fits(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
         });
         let coming = coming.count();
-        let tenant = tenant_of(first.client);
-        let borrowed = leases.iter().filter(|(id, lease)| {
-            let is_other = tenant_of(lease.client) != tenant || lease.is_spot;
-            let is_other = is_other && !lease.is_suspended;
-            let is_due = self.now >= lease.running_since + 10_000;
+        let room = self.leases.iter().flatten().filter(|(id, lease)| {
             let known = self.engine.leases().get(**id);
             let is_running = known.is_some_and(|known| known.standing == Standing::Running);
-            let can_suspend = || {
-                let checked = self.engine.check_suspend(**id, Suspender::Administrator);
-                checked.is_ok()
-            };
-            is_other && is_due && is_running && self.is_borrowed(**id) && can_suspend()
+            is_running && makes_room(**id, lease)
         });
-        let devices = borrowed.flat_map(|(_, lease)| &lease.lease_devices);
+        let devices = room.flat_map(|(_, lease)| &lease.lease_devices);
         // Leases that come before requests would get these.
         let needed = self.engine.needed_by_leases();
         let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
-        let devices = devices.filter(|device_ref| {
-            self.is_usable(**device_ref) && fits(device_ref) && !is_needed(device_ref)
-        });
-        let devices = devices.count();
+        let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
+        let (devices, wanted) = (devices.count(), waiting.demand.devices as usize);
         assert!(
             coming >= wanted || devices + coming < wanted,
-            "{} waits, with {coming} devices to come and {devices} borrowed",
-            first.demand
+            "{} waits, with {coming} devices to come and {devices} of leases that make room",
+            waiting.demand
         );
     }
 

@@ -18,15 +18,7 @@ pub(super) fn request_kind(
     kind: &str,
     at_priority: i32,
 ) -> Event {
-    let demand = Demand {
-        devices,
-        kind: Some(kind.into()),
-        memory_bytes: 0,
-        durability: Durability::Off,
-        recover_within: None,
-        max_duration: None,
-        is_spot: false,
-    };
+    let demand = demand_of(devices, Some(kind));
     let mut event = request_for(id, number, demand);
     if let Event::Client {
         event: ClientEvent::Request { priority, .. },
@@ -223,15 +215,7 @@ fn an_administrator_changes_priorities_and_ends_what_waits_or_runs() {
 fn a_tenant_at_its_limit_waits_although_devices_are_free() {
     let one = [("cuda", 1)];
     let above = || RefuseReason::TenantLimit {
-        demand: Demand {
-            devices: 2,
-            kind: Some("cuda".into()),
-            memory_bytes: 0,
-            durability: Durability::Off,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
-        },
+        demand: demand_of(2, Some("cuda")),
         limit: limit(&one).limit,
     };
     let engine = check([
@@ -288,15 +272,7 @@ fn a_tenant_at_its_limit_waits_although_devices_are_free() {
                 8,
                 6,
                 RefuseReason::TenantLimit {
-                    demand: Demand {
-                        devices: 1,
-                        kind: Some("cuda".into()),
-                        memory_bytes: 0,
-                        durability: Durability::Off,
-                        recover_within: None,
-                        max_duration: None,
-                        is_spot: false,
-                    },
+                    demand: demand_of(1, Some("cuda")),
                     limit: limit(&[("cuda", 0)]).limit,
                 },
             )],

@@ -132,15 +132,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
         tenant: Some(TENANT.into()),
         is_at_limit: false,
         waiter: Waiter::Request {
-            demand: Demand {
-                devices: 1,
-                kind: None,
-                memory_bytes: 0,
-                durability: Durability::Off,
-                recover_within: None,
-                max_duration: None,
-                is_spot: false,
-            },
+            demand: demand_of(1, None),
             since: at(5),
             priority: 0,
             is_guaranteed: false,
