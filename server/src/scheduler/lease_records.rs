@@ -9,8 +9,8 @@ mod format;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    path::{Path, PathBuf},
+    fs::File,
+    path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -96,7 +96,8 @@ impl LeaseRecords {
     /// If the file cannot be created, or the thread cannot be started.
     pub(crate) fn open(state: &StateDir) -> Result<OpenRecords, StateError> {
         let path = state.path().join(FILE);
-        let (database, records) = open_or_put_aside(state, &path)?;
+        let loss = "leases that were suspended or waited for devices end";
+        let (database, records) = database::open_or_put_aside(state, FILE, loss, open_database)?;
         let mut pending = Pending::default();
         let mut known = Vec::new();
         for (lease, bytes) in records {
@@ -317,41 +318,6 @@ fn open_database(file: File) -> Result<(Database, StoredRecords), DatabaseError>
         records.push((LeaseId(lease.value()), bytes.value().to_vec()));
     }
     Ok((database, records))
-}
-
-/// Opens the database of a state directory. If the file is damaged, puts it aside and begins a new one.
-fn open_or_put_aside(
-    state: &StateDir,
-    path: &Path,
-) -> Result<(Database, StoredRecords), StateError> {
-    let open = || Ok(open_database(state.private_file(FILE)?));
-    let opened = match open()? {
-        Err(reason) if reason.is_damage() => {
-            let aside = put_aside(path)?;
-            error!(
-                "{} cannot be read ({reason}), so leases that were suspended or waited for devices end; the file is now {}",
-                path.display(),
-                aside.display()
-            );
-            open()?
-        }
-        opened => opened,
-    };
-    opened.map_err(|error: DatabaseError| StateError::Records {
-        path: path.into(),
-        reason: error.to_string(),
-    })
-}
-
-/// Renames a damaged file, and returns its new path.
-fn put_aside(path: &Path) -> Result<PathBuf, StateError> {
-    let aside = path.with_extension("redb.damaged");
-    fs::rename(path, &aside).map_err(|source| StateError::Io {
-        what: "rename",
-        path: path.into(),
-        source,
-    })?;
-    Ok(aside)
 }
 
 #[cfg(test)]

@@ -1,8 +1,14 @@
 //! Databases in the state directory.
 
-use std::{fs::File, io};
+use std::{
+    fs::{self, File},
+    io,
+};
 
 use redb::{Builder, Database, Key, TableDefinition, Value, backends::FileBackend};
+use tracing::error;
+
+use super::{StateDir, StateError};
 
 /// Size of the cache of pages. Entries have a few hundred bytes, and are read once, at the start.
 const CACHE_BYTES: usize = 1 << 20;
@@ -31,6 +37,43 @@ impl<E: Into<redb::Error>> From<E> for DatabaseError {
     fn from(error: E) -> Self {
         Self(Box::new(error.into()))
     }
+}
+
+/// Opens a file of the state directory by `open`. If it is damaged, puts it aside and begins a new one; `loss` is
+/// what that means, for the log.
+///
+/// # Errors
+///
+/// If the file can neither be opened nor created.
+pub(crate) fn open_or_put_aside<T>(
+    state: &StateDir,
+    file: &str,
+    loss: &str,
+    open: impl Fn(File) -> Result<T, DatabaseError>,
+) -> Result<T, StateError> {
+    let path = state.path().join(file);
+    let open = || Ok::<_, StateError>(open(state.private_file(file)?));
+    let opened = match open()? {
+        Err(reason) if reason.is_damage() => {
+            let aside = path.with_extension("redb.damaged");
+            fs::rename(&path, &aside).map_err(|source| StateError::Io {
+                what: "rename",
+                path: path.clone(),
+                source,
+            })?;
+            error!(
+                "{} cannot be read ({reason}), so {loss}; the file is now {}",
+                path.display(),
+                aside.display()
+            );
+            open()?
+        }
+        opened => opened,
+    };
+    opened.map_err(|error| StateError::Records {
+        path,
+        reason: error.to_string(),
+    })
 }
 
 /// Opens the database in a file, or creates it if the file is empty, with a table.

@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -17,7 +17,7 @@ use redb::{
 };
 use serde::{Deserialize, Serialize};
 use tensord_proto::{grant::GrantNumber, ids::LeaseId};
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::{
     accounts::{Account, AccountKey, Changes},
@@ -113,28 +113,8 @@ impl Store {
     /// If it can neither be opened nor created.
     pub(super) fn open_or_put_aside(state: &StateDir) -> Result<(Self, Loaded), StateError> {
         let path = state.path().join(FILE);
-        let open = || Ok::<_, StateError>(load(state.private_file(FILE)?));
-        let opened = match open()? {
-            Err(reason) if reason.is_damage() => {
-                let aside = path.with_extension("redb.damaged");
-                fs::rename(&path, &aside).map_err(|source| StateError::Io {
-                    what: "rename",
-                    path: path.clone(),
-                    source,
-                })?;
-                error!(
-                    "{} cannot be read ({reason}), so the usage so far is lost; the file is now {}",
-                    path.display(),
-                    aside.display()
-                );
-                open()?
-            }
-            opened => opened,
-        };
-        let (database, loaded) = opened.map_err(|error| StateError::Records {
-            path: path.clone(),
-            reason: error.to_string(),
-        })?;
+        let loss = "the usage so far is lost";
+        let (database, loaded) = database::open_or_put_aside(state, FILE, loss, load)?;
         let store = Self {
             path,
             database: Some(database),
