@@ -332,7 +332,7 @@ pub(crate) struct UsageConfig {
     pub(crate) admin: AdminUrl,
     /// From when on.
     pub(crate) since: Since,
-    /// The columns by which rows are told apart.
+    /// The columns by which usage is grouped into rows.
     pub(crate) by: Vec<Column>,
     /// The form of the reply.
     pub(crate) format: UsageFormat,

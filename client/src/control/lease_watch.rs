@@ -180,7 +180,7 @@ impl LeaseWatch {
         self.wait(Interruption::Suspended, &reason, event);
     }
 
-    /// Records that the pool has suspended the lease because it computed nothing. Its sessions report when
+    /// Records that the pool has suspended the lease because it was idle. Its sessions report when
     /// the program uses them. Sessions that cannot go on in another process fail.
     pub(super) fn suspend_idle(&self) {
         let reason = "the lease was suspended, as it was idle, and had no snapshot to go on from";

@@ -35,7 +35,7 @@ pub enum LeaseEvent {
     /// The lease was suspended, by an administrator or by [`Lease::suspend`](crate::Lease::suspend): it
     /// has no devices, and keeps its state. Ops and reads wait until it is resumed.
     Suspended,
-    /// The pool has suspended the lease, as it had computed nothing for a while and others waited for its
+    /// The pool has suspended the lease, as it had been idle for a while and others waited for its
     /// devices: it has none now, and keeps its state. It is resumed when the program uses its devices again,
     /// and that waits until some are free.
     Idle,

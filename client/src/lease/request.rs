@@ -98,9 +98,9 @@ impl LeaseRequest {
     /// Ends the lease, with an error that says so, when it has had devices for this time. While it is suspended,
     /// the time does not run. Less than 1 s counts as 1 s.
     ///
-    /// A request that declares how long it takes may get devices that are reserved for one that has waited for
-    /// long, if its lease surely ends in time, also if it is not durable. And others learn when they get
-    /// devices at the latest.
+    /// With such a declaration, also a lease that is not durable may get devices that are reserved for another
+    /// request, if it surely ends before that request could start. And `tensord why` can estimate when there
+    /// will be enough devices for others.
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.max_duration = Some(duration);
         self
@@ -123,9 +123,9 @@ impl LeaseRequest {
     }
 
     /// Calls `callback` with what happens to the request and its lease: why the request waits in the queue, and
-    /// later that the lease waits, is suspended, moves or runs again because the process that runs it died, its worker was
-    /// lost or is about to stop, or others need its devices. The callback runs on a thread of its own, and holds
-    /// up nothing; if it is slow, it may miss events.
+    /// later that the lease waits, is suspended, moves or runs again because the process that runs it died, its
+    /// worker was lost or is about to stop, or others need its devices. The callback runs on a thread of its own,
+    /// and holds up nothing; if it is slow, it may miss events.
     pub fn on_event(mut self, callback: impl FnMut(LeaseEvent) + Send + 'static) -> Self {
         self.on_event = Some(Box::new(callback));
         self

@@ -104,7 +104,7 @@ pub(crate) enum Interruption {
     /// The lease is suspended, however long that takes. The session must not try to reach a worker.
     Suspended,
     /// As [`Suspended`](Self::Suspended), until the program uses the session: the pool has suspended the
-    /// lease because it computed nothing, and resumes it when it is asked to.
+    /// lease because it was idle, and resumes it when the session reports that the program uses it.
     Idle,
     /// The lease is suspended, and the client has had no connection to the pool since this time. The
     /// pool must report within [`MAX_ABSENCE_OF_POOL`] that the lease is still suspended.
@@ -134,8 +134,8 @@ pub(crate) struct Destination {
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
     pub(crate) unreachable: Arc<LeaseSet>,
-    /// Where the session reports that the program uses it, if the lease is suspended because it computed
-    /// nothing.
+    /// Where the session reports that the program uses it, if the lease is suspended because it was
+    /// idle.
     pub(crate) used: Arc<LeaseSet>,
     /// Where the program learns that the session goes on.
     pub(crate) events: LeaseEvents,

@@ -159,7 +159,7 @@ async fn keep_connected(
 /// Waits until the pool reports something about a suspended lease, or until the session must not wait any
 /// more. Returns `false` if the session is over, or the pool reports nothing any more.
 ///
-/// If the lease is suspended because it computed nothing, the pool learns when the program uses the session.
+/// If the lease is suspended because it was idle, the pool learns when the program uses the session.
 async fn resumed_or_over(
     session: &Session,
     destination: &mut watch::Receiver<Destination>,

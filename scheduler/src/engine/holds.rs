@@ -16,8 +16,8 @@ use crate::lease::Standing;
 use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
-/// So many requests take devices of spot leases at once; others follow when these have got theirs. Each costs a
-/// walk over all devices.
+/// Largest number of requests that take devices of spot leases at once; others follow when these have got
+/// theirs. Each costs a walk over all devices.
 const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
 
 /// What requests can expect that are entitled to devices.
@@ -132,7 +132,7 @@ impl Engine {
     }
 
     /// Holds back the free devices of those requests for which there will be enough once others are released or
-    /// leases are suspended. They cannot `expect` the same devices, nor can later ones.
+    /// leases are suspended. What one of them can count on is taken out of `expected`.
     fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
         let Expected {
             coming,

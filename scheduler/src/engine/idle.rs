@@ -87,7 +87,7 @@ struct IdleLease {
     devices: BTreeSet<DeviceRef>,
 }
 
-/// The devices that something needs which waits.
+/// The devices that a request needs which waits, or a part of a lease.
 struct Need {
     /// The number.
     devices: usize,
@@ -95,7 +95,8 @@ struct Need {
     suitable: BTreeSet<DeviceRef>,
 }
 
-/// Something that waits, and what it needs: for each of its parts one of the alternatives, all different.
+/// A request or a lease that waits, and what it needs: for each of its parts one of the alternatives, each on
+/// another worker.
 struct Waiter {
     lease: LeaseId,
     tenant: Option<TenantName>,

@@ -36,8 +36,8 @@ use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
-/// A durable spot lease that runs for so long, in addition to the shortest time, and cannot be suspended is ended
-/// when its devices are needed: it should have snapshots by then.
+/// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable spot lease ends if its
+/// devices are needed and it cannot be suspended: it should have snapshots by then.
 const SNAPSHOTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// How a lease could give its devices to others.

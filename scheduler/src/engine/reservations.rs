@@ -1,4 +1,4 @@
-//! Reservations: what keeps small requests from taking the devices for which a large one waits, one by one.
+//! Reservations: they keep small requests from taking, one by one, the devices for which a large one waits.
 //!
 //! Of the requests beyond guarantees that have waited for
 //! [`Options::reserve_after`](crate::Options::reserve_after), the one that is next for some devices has a

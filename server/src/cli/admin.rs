@@ -167,8 +167,8 @@ pub(crate) struct UsageArgs {
     /// From when on: a duration such as 12h or 7d, or a date such as 2026-11-01, in UTC
     #[arg(long, value_name = "WHEN", default_value = "7d")]
     pub(crate) since: Since,
-    /// Columns by which rows are told apart: tenant, user, lease, kind and day. Leases are told apart for 90
-    /// days, or less if there are very many
+    /// Columns by which usage is grouped: tenant, user, lease, kind and day. Usage is kept by lease for 90 days,
+    /// or less if there are very many
     #[arg(
         long,
         value_name = "LIST",

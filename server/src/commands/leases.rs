@@ -46,7 +46,7 @@ struct Lease<'a> {
     needs_all: bool,
     /// Whether it could go on from a snapshot store, at any workers that have it open.
     in_store: bool,
-    /// Whether the scheduler has suspended it because it computed nothing.
+    /// Whether the scheduler has suspended it because it was idle.
     idle: bool,
 }
 

@@ -64,7 +64,7 @@ fn since_1970(now: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-/// A column by which rows of usage are told apart.
+/// A column by which usage is grouped into rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Column {
     /// The tenant of the lease.

@@ -29,7 +29,7 @@ const MAX_ACCOUNTS: usize = 65_536;
 /// choose them.
 const FORGOTTEN_AT_ONCE: usize = MAX_ACCOUNTS / 16;
 
-/// Most sums by lease that wait for the disk. Beyond that, they are told apart by tenant and user only.
+/// Most sums by lease that wait for the disk. Beyond that, sums are by tenant and user only.
 const MAX_SUMS: usize = 100_000;
 
 /// A grant of a worker's device.

@@ -136,7 +136,7 @@ pub(in crate::scheduler) struct Owner {
 /// For whom something is counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::scheduler) enum Subject {
-    /// A lease. 0: leases that are not told apart any more.
+    /// A lease. 0: leases whose usage is summed up.
     Lease(Owner, LeaseId),
     /// A lease that nobody has claimed since the scheduler has restarted.
     Unknown,

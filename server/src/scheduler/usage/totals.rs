@@ -19,7 +19,7 @@ pub(super) const MAX_ROWS: usize = 1000;
 pub(in crate::scheduler) struct Query {
     /// From when on.
     pub(in crate::scheduler) since: UnixMillis,
-    /// The columns by which rows are told apart.
+    /// The columns by which usage is grouped into rows.
     pub(in crate::scheduler) by: BTreeSet<UsageColumn>,
 }
 
