@@ -9,6 +9,7 @@
 //! - [`credential`]: the secret from which a client's id is derived.
 //! - [`grant`]: which grant of a device is the current one.
 //! - [`ids`]: typed ids.
+//! - [`share`]: parts of a device.
 //! - [`text`]: a peer's text, made safe to show.
 //! - [`version`]: which versions are compatible.
 //! - `aligned` (feature `ir`): memory that Burn uses without a copy.
@@ -21,6 +22,7 @@ mod debug;
 pub mod error;
 pub mod grant;
 pub mod ids;
+pub mod share;
 pub mod text;
 pub mod version;
 

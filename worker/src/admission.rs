@@ -236,6 +236,7 @@ impl Admission {
                     device_index,
                     grant: Some(grant.into()),
                     ended,
+                    share: None,
                 }
             };
         in_use.chain(over).map(device).collect()
@@ -246,6 +247,7 @@ impl Admission {
         let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
             device_index,
             grant: Some(grant.into()),
+            share: None,
         };
         self.ended().map(device).collect()
     }

@@ -75,6 +75,7 @@ pub(super) async fn wait_for_grant(
             priority: request.priority,
             max_duration_ms: request.max_duration.map(in_millis),
             spot: request.spot,
+            share_permille: 0,
         },
         replies: RequestReplies { place, outcome },
     };

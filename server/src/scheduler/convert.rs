@@ -224,6 +224,7 @@ pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
         address: device.worker.address.clone(),
         certificate_sha256: device.worker.certificate_sha256.to_vec().into(),
         grant: Some(device.grant.into()),
+        share: None,
     }
 }
 
@@ -274,6 +275,7 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
             certificate_sha256: certificate_sha256.to_vec().into(),
         }),
         index: leased.device_ref.index,
+        share: None,
     }
 }
 

@@ -368,6 +368,7 @@ fn register(id: u64, devices: usize) -> Register {
         out_of_service: Vec::new(),
         suspended_leases: Vec::new(),
         store_id: 0,
+        takes_shares: false,
     }
 }
 

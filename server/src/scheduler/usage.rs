@@ -224,6 +224,7 @@ impl UsageLog {
         let recorded = recorded.map(|key| DeviceGrant {
             device_index: key.device,
             grant: Some(key.grant.into()),
+            share: None,
         });
         recorded.collect()
     }

@@ -18,6 +18,7 @@ pub(super) fn end_lease(
     let grant = |grant: &DeviceGrant| v1::DeviceGrant {
         device_index: grant.index,
         grant: Some(grant.grant.into()),
+        share: None,
     };
     worker_command(worker_command::Body::EndLease(v1::EndLease {
         lease_id: lease.0,
@@ -49,6 +50,7 @@ pub(super) fn lease_granted(
     let grant = |device: &LeasedDevice| v1::DeviceGrant {
         device_index: device.device_ref.index,
         grant: Some(device.grant.into()),
+        share: None,
     };
     worker_command(worker_command::Body::Granted(v1::LeaseGranted {
         lease_id: lease.0,

@@ -241,6 +241,7 @@ async fn grant(
                             device: Some(v1::Device::default()),
                             worker: Some(worker.clone()),
                             index: 0,
+                            share: None,
                         }],
                     })
                 }

@@ -102,6 +102,7 @@ impl Supervisor {
         let grant = |claim: &Claim| DeviceGrant {
             device_index: claim.device,
             grant: Some(claim.grant.into()),
+            share: None,
         };
         self.admit(&LeaseGranted {
             lease_id: claims.lease_id,

@@ -195,6 +195,7 @@ impl HeldGrant {
             grant: Some(DeviceGrant {
                 device_index: device,
                 grant: Some(self.number.into()),
+                share: None,
             }),
             used: Some(UsageCounters { held_us, ..used }),
             released,

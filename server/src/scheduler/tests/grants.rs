@@ -27,6 +27,7 @@ async fn grant_numbers_rise_across_leases_and_restarts() {
         let announced = DeviceGrant {
             device_index: 0,
             grant: Some(last.into()),
+            share: None,
         };
         let granted = worker_command::Body::Granted(LeaseGranted {
             lease_id: lease.lease_id,
@@ -67,6 +68,7 @@ async fn token_of_an_ended_grant_is_invalid_after_restart() {
     let ended = DeviceGrant {
         device_index: 0,
         grant: Some(grant_of(&lease).into()),
+        share: None,
     };
     let register = Register {
         ended: vec![ended],

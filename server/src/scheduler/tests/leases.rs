@@ -47,6 +47,7 @@ async fn a_lease_names_the_worker_and_carries_a_token_it_can_check() {
         address: "127.0.0.1:7005".into(),
         certificate_sha256: certificate.clone().into(),
         grant,
+        share: None,
     };
     assert_eq!(claims.shares, [share(0), share(1)]);
 }

@@ -8,6 +8,7 @@ fn holding(id: u64, lease: &Granted) -> Register {
         device_index: 0,
         grant: claims(&lease.token).shares[0].grant,
         ended: false,
+        share: None,
     };
     Register {
         held: vec![held],

@@ -58,6 +58,7 @@ fn grant_of_device(granted: &Granted) -> tensord_proto::v1::DeviceGrant {
     tensord_proto::v1::DeviceGrant {
         device_index: share.device_index,
         grant: share.grant,
+        share: share.share,
     }
 }
 

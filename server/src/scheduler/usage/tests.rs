@@ -194,6 +194,7 @@ fn grant_usage(count: u64, used: u64, released: bool) -> GrantUsage {
         grant: Some(DeviceGrant {
             device_index: 0,
             grant: Some(GrantNumber { term: 1, count }.into()),
+            share: None,
         }),
         used: Some(counters),
         released,
@@ -287,6 +288,7 @@ fn worker_cannot_report_a_device_as_a_grant() {
     let grant = |device_index, grant: Option<GrantNumber>| DeviceGrant {
         device_index,
         grant: grant.map(Into::into),
+        share: None,
     };
     let number = GrantNumber { term: 1, count: 2 };
     let known = report.account_of(&grant(0, Some(number)));

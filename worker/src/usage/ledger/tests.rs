@@ -13,6 +13,7 @@ fn grant(device: u32, count: u64) -> DeviceGrant {
     DeviceGrant {
         device_index: device,
         grant: Some(GrantNumber { term: 1, count }.into()),
+        share: None,
     }
 }
 
