@@ -1,9 +1,11 @@
-//! Decides which lease may use each device: the one with the highest grant of the device
-//! ever seen.
+//! Decides which leases may use each device: in each of its [lanes](lanes) the one with the
+//! highest grant ever seen.
 //!
 //! A pure state machine: its inputs are claims of tokens, messages of the scheduler, and
-//! the time; its outputs are decisions. It stores one number for each device and no list of
-//! leases, so a superseded token stays invalid however many leases follow.
+//! the time; its outputs are decisions. It stores one number for each lane and no list of
+//! leases, so a superseded token stays invalid however many leases follow. Whether the lanes of a
+//! device have no more than the device together is the scheduler's decision, which has signed the
+//! tokens.
 //!
 //! The expiry of a token is checked against the scheduler's clock, and only for new sessions.
 //! While the scheduler is unreachable, tokens do not expire, as the scheduler could not have
@@ -13,19 +15,22 @@
 //! token names.
 
 mod clock;
+mod lanes;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use tensord_proto::{
-    grant::GrantNumber,
+    grant::{GrantNumber, number},
     ids::LeaseId,
-    v1::{DeviceGrant, HeldDevice},
+    share::{self, DeviceShare, ShareError},
+    v1::{self, DeviceGrant, HeldDevice},
 };
 
-use self::clock::SchedulerClock;
+pub(crate) use self::lanes::{Lanes, WHOLE_LANE};
+use self::{
+    clock::SchedulerClock,
+    lanes::{DeviceLanes, GrantState},
+};
 
 /// A lease's claim to one of this worker's devices, from a token with a valid signature or
 /// from a message of the scheduler.
@@ -34,6 +39,37 @@ pub(crate) struct Claim {
     pub(crate) lease: LeaseId,
     pub(crate) device: u32,
     pub(crate) grant: GrantNumber,
+    /// The lease's share of the device; `None` if it has the whole device.
+    pub(crate) share: Option<DeviceShare>,
+}
+
+impl Claim {
+    /// Returns a lease's claim by a grant.
+    ///
+    /// # Errors
+    ///
+    /// If the grant has no valid share.
+    pub(crate) fn new(lease: LeaseId, granted: &DeviceGrant) -> Result<Self, ShareError> {
+        Ok(Self {
+            lease,
+            device: granted.device_index,
+            grant: number(granted.grant),
+            share: granted.share.map(DeviceShare::try_from).transpose()?,
+        })
+    }
+
+    pub(crate) fn lane(&self) -> u32 {
+        share::lane(self.share)
+    }
+
+    /// Returns the grant as a message.
+    pub(crate) fn to_grant(self) -> DeviceGrant {
+        DeviceGrant {
+            device_index: self.device,
+            grant: Some(self.grant.into()),
+            share: self.share.map(Into::into),
+        }
+    }
 }
 
 /// Why a token is refused.
@@ -55,6 +91,9 @@ pub(crate) enum AdmissionError {
     /// The device does not exist, or the token names no grant.
     #[error("the token contains no grant of device {device} of this worker")]
     NoGrant { device: u32 },
+    /// The device is not divided in this way here.
+    #[error("the token is for {} of device {device}, which leases cannot have here", part(*lane))]
+    NoLane { device: u32, lane: u32 },
     /// The token has expired.
     #[error(
         "the token of lease {lease} expired {seconds} s ago and opens no new session; use the renewed token from the scheduler"
@@ -62,50 +101,43 @@ pub(crate) enum AdmissionError {
     Expired { lease: LeaseId, seconds: u64 },
 }
 
-/// The state of the latest grant of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GrantState {
-    /// The grant has ended.
-    Ended,
-    /// This lease may use the device.
-    InUse(LeaseId),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DeviceState {
-    latest: GrantNumber,
-    grant_state: GrantState,
+/// Returns what a lane is, for people.
+fn part(lane: u32) -> String {
+    match lane {
+        WHOLE_LANE => "the whole".into(),
+        lane => format!("a share (lane {lane})"),
+    }
 }
 
 /// The admission state of all devices; see the module's documentation.
 pub(crate) struct Admission {
-    devices: BTreeMap<u32, DeviceState>,
+    devices: BTreeMap<u32, DeviceLanes>,
     clock: SchedulerClock,
 }
 
 /// Decisions about sessions.
 impl Admission {
-    /// Creates the state for the devices with these indices, none of which was granted yet.
-    pub(crate) fn new(devices: impl IntoIterator<Item = u32>) -> Self {
-        let device = DeviceState {
-            latest: GrantNumber::ZERO,
-            grant_state: GrantState::Ended,
-        };
+    /// Creates the state for the devices with these indices, none of which was granted yet. Leases
+    /// can have these lanes of a device.
+    pub(crate) fn new(devices: impl IntoIterator<Item = (u32, Lanes)>) -> Self {
+        let devices = devices.into_iter();
         Self {
-            devices: devices.into_iter().map(|index| (index, device)).collect(),
+            devices: devices
+                .map(|(index, lanes)| (index, DeviceLanes::new(lanes)))
+                .collect(),
             clock: SchedulerClock::default(),
         }
     }
 
     /// Admits a new session with a token that expires at `expires_at_ms`, and records the
-    /// grant. Returns the lease that used the device until now, if there is one; the caller
-    /// must end its sessions on the device.
+    /// grant. Returns the leases that have lost the device by it; the caller must end their
+    /// sessions on the device.
     pub(crate) fn open(
         &mut self,
         claim: Claim,
         expires_at_ms: u64,
         now: Instant,
-    ) -> Result<Option<LeaseId>, AdmissionError> {
+    ) -> Result<Vec<LeaseId>, AdmissionError> {
         self.check_new(claim, expires_at_ms, now)?;
         // The scheduler's message about this grant may be late or lost, so the token stands in
         // for it.
@@ -128,25 +160,30 @@ impl Admission {
             return Err(AdmissionError::Expired { lease, seconds });
         }
         let known = self.devices.get(&claim.device);
-        match known.is_some_and(|known| claim.grant > known.latest) {
+        let lane = known.and_then(|lanes| lanes.lane(claim.lane()));
+        match lane.is_some_and(|lane| claim.grant > lane.latest) {
             true => Ok(()),
             false => self.check(claim),
         }
     }
 
-    /// Checks that `claim` is for the current grant of the device. Does not check the token's
+    /// Checks that `claim` is for the current grant of its lane. Does not check the token's
     /// expiry, so that existing sessions can get another connection.
     pub(crate) fn check(&self, claim: Claim) -> Result<(), AdmissionError> {
         let Claim {
             lease,
             device,
             grant,
+            share: _,
         } = claim;
         let known = self.devices.get(&device);
         let known = known.filter(|_| grant != GrantNumber::ZERO);
         let known = known.ok_or(AdmissionError::NoGrant { device })?;
+        let lane = claim.lane();
+        let known = known.lane(lane);
+        let known = known.ok_or(AdmissionError::NoLane { device, lane })?;
         match known.grant_state {
-            GrantState::InUse(user) if user == lease && grant == known.latest => Ok(()),
+            GrantState::InUse(user, _) if user == lease && grant == known.latest => Ok(()),
             GrantState::Ended if grant == known.latest => Err(AdmissionError::Ended { lease }),
             _ => Err(AdmissionError::Superseded {
                 lease,
@@ -158,98 +195,93 @@ impl Admission {
     }
 }
 
-impl GrantState {
-    fn lease(self) -> Option<LeaseId> {
-        match self {
-            Self::InUse(lease) => Some(lease),
-            Self::Ended => None,
-        }
-    }
-}
-
 /// Messages from the scheduler, and reports to it.
 impl Admission {
     /// Records that a device was granted. The return value is as for [`open`](Self::open).
-    pub(crate) fn granted(&mut self, claim: Claim) -> Option<LeaseId> {
-        let known = self.devices.get_mut(&claim.device)?;
-        if claim.grant <= known.latest {
-            return None;
-        }
-        known.latest = claim.grant;
-        let earlier = std::mem::replace(&mut known.grant_state, GrantState::InUse(claim.lease));
-        earlier.lease()
-    }
-
-    /// Records that all grants of a device up to this one have ended.
-    pub(crate) fn end(&mut self, device: u32, grant: GrantNumber) {
-        if let Some(known) = self.devices.get_mut(&device)
-            && grant >= known.latest
-        {
-            known.latest = grant;
-            known.grant_state = GrantState::Ended;
+    pub(crate) fn granted(&mut self, claim: Claim) -> Vec<LeaseId> {
+        match self.devices.get_mut(&claim.device) {
+            Some(known) => known.granted(claim.lease, claim.grant, claim.share),
+            None => Vec::new(),
         }
     }
 
-    /// Returns the lease that may use each device, as far as this worker knows.
+    /// Records that all grants of a device's lane up to this one have ended. `ended` names the lane
+    /// by its share, of which nothing else counts.
+    pub(crate) fn end(&mut self, ended: &DeviceGrant) {
+        if let Some(known) = self.devices.get_mut(&ended.device_index) {
+            let lane = ended.share.map_or(WHOLE_LANE, |share| share.lane);
+            known.end(lane, number(ended.grant));
+        }
+    }
+
+    /// Returns the leases that may use devices, as far as this worker knows.
     pub(crate) fn active_claims(&self) -> impl Iterator<Item = Claim> {
-        self.devices.iter().filter_map(|(&device, known)| {
-            Some(Claim {
-                lease: known.grant_state.lease()?,
+        self.devices.iter().flat_map(|(&device, known)| {
+            known.in_use().map(move |(lease, share, grant)| Claim {
+                lease,
                 device,
-                grant: known.latest,
+                grant,
+                share,
             })
         })
     }
 
-    /// Returns each device that was ever granted, with the number up to which all its
-    /// grants have ended.
-    pub(crate) fn ended(&self) -> impl Iterator<Item = (u32, GrantNumber)> {
-        let ended = |known: &DeviceState| match known.grant_state {
-            GrantState::Ended => known.latest,
-            GrantState::InUse(_) => known.latest.previous(),
-        };
-        let devices = self.devices.iter();
-        devices
-            .map(move |(&device, known)| (device, ended(known)))
-            .filter(|(_, grant)| *grant != GrantNumber::ZERO)
+    /// Returns each lane of a device that was ever granted, with the number up to which all its
+    /// grants have ended: device, lane and number.
+    pub(crate) fn ended(&self) -> impl Iterator<Item = (u32, u32, GrantNumber)> {
+        self.devices.iter().flat_map(|(&device, known)| {
+            let ended = known.ended();
+            ended.map(move |(lane, grant)| (device, lane, grant))
+        })
     }
 
     /// Returns the devices that leases hold: those in use, and those in `left`, which a
-    /// lease still occupies. An entry is marked as ended if its lease may no longer use the
-    /// device.
-    pub(crate) fn held_devices(&self, left: BTreeSet<(LeaseId, u32)>) -> Vec<HeldDevice> {
+    /// lease still occupies with a share, or as a whole. An entry is marked as ended if its lease
+    /// may no longer use the device.
+    pub(crate) fn held_devices(
+        &self,
+        left: BTreeMap<(LeaseId, u32), Option<DeviceShare>>,
+    ) -> Vec<HeldDevice> {
         let held: BTreeMap<_, _> = self
             .active_claims()
-            .map(|claim| ((claim.lease, claim.device), claim.grant))
+            .map(|claim| ((claim.lease, claim.device), claim))
             .collect();
-        let ended: BTreeMap<_, _> = self.ended().collect();
-        let over = left.into_iter().filter(|left| !held.contains_key(left));
-        let over = over.map(|(lease, device)| {
-            let grant = ended.get(&device).copied().unwrap_or_default();
-            ((lease, device), grant, true)
-        });
-        let in_use = held.iter().map(|(&of, &grant)| (of, grant, false));
-        let device =
-            |((lease, device_index), grant, ended): ((LeaseId, u32), GrantNumber, bool)| {
-                HeldDevice {
-                    lease_id: lease.0,
-                    device_index,
-                    grant: Some(grant.into()),
-                    ended,
-                    share: None,
-                }
+        let over = left
+            .into_iter()
+            .filter(|(left, _)| !held.contains_key(left));
+        let over = over.map(|((lease, device), share)| {
+            let known = self.devices.get(&device);
+            let lane = known.and_then(|known| known.lane(share::lane(share)));
+            let claim = Claim {
+                lease,
+                device,
+                grant: lane.map(|lane| lane.ended_up_to()).unwrap_or_default(),
+                share,
             };
+            (claim, true)
+        });
+        let in_use = held.values().map(|claim| (*claim, false));
+        let device = |(claim, ended): (Claim, bool)| HeldDevice {
+            lease_id: claim.lease.0,
+            device_index: claim.device,
+            grant: Some(claim.grant.into()),
+            ended,
+            share: claim.share.map(Into::into),
+        };
         in_use.chain(over).map(device).collect()
     }
 
     /// Returns [`ended`](Self::ended) as a message.
     pub(crate) fn ended_grants(&self) -> Vec<DeviceGrant> {
-        let device = |(device_index, grant): (u32, GrantNumber)| DeviceGrant {
+        let lane = |(device_index, lane, grant): (u32, u32, GrantNumber)| DeviceGrant {
             device_index,
             grant: Some(grant.into()),
-            share: None,
+            share: (lane != WHOLE_LANE).then(|| v1::DeviceShare {
+                lane,
+                ..v1::DeviceShare::default()
+            }),
         };
-        self.ended().map(device).collect()
+        self.ended().map(lane).collect()
     }
 
     /// Records that the scheduler's clock was at `time_ms` at `now`.

@@ -183,6 +183,10 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 pub(crate) trait Device: Send + Sync {
     fn open(&self) -> Box<dyn TensorStore>;
     fn profile(&self) -> DeviceProfile;
+    /// Returns whether ops may still run on the device when their calls have returned.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
     /// Returns the bytes of device memory that the backend holds for all its sessions, or
     /// `None` if the backend does not count them. May wait for the device.
     fn reserved_bytes(&self) -> Option<u64>;
@@ -285,6 +289,11 @@ impl<B: SessionBackend> Device for BurnDevice<B> {
             settings: burn_backend::DeviceOps::defaults(&self.device),
             dtypes: DTYPES.map(usage).to_vec(),
         }
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        // The host executes ops on its own memory in the call.
+        B::IS_HOST_READABLE.is_none()
     }
 
     fn reserved_bytes(&self) -> Option<u64> {

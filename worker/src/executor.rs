@@ -5,6 +5,9 @@
 //! that is blocked (its client does not read its replies) leaves the queue until it can
 //! continue, and costs the others nothing.
 //!
+//! Other processes may share the device. The thread returns the device's [turn](DeviceTurn) to the
+//! worker when that is due, once the device has completed what was launched in the turn.
+//!
 //! Work of negligible duration may run on the caller's thread instead, by [`run_time_slice`].
 //!
 //! A thread cannot be killed. A thread whose op does not return is *retired*: it ends if
@@ -13,18 +16,29 @@
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, Once, PoisonError},
+    sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use tracing::debug;
 
-use crate::{device_turn::DeviceTurn, locks::lock, usage::Work};
+use crate::{
+    device_turn::{Demand, DeviceTurn},
+    locks::lock,
+    usage::Work,
+};
 
 /// How long a session runs before the next one's turn. Long against the cost of switching,
 /// short against what a user or a training step would notice.
-const QUANTUM: Duration = Duration::from_millis(5);
+pub(crate) const QUANTUM: Duration = Duration::from_millis(5);
+
+/// How long a device that others want is kept without work. The next frame of a program that waits
+/// for a reply is a round trip and some ops away; had the device been given to another process
+/// meanwhile, the program would wait for a turn of that. This is the idea of anticipatory scheduling
+/// (Iyer and Druschel, "Anticipatory scheduling", SOSP 2001). The time counts as used, so it is at
+/// the cost of the lease that waits for its program.
+const IDLE_GRACE: Duration = Duration::from_millis(2);
 
 /// How long dropping an executor waits for its thread to end. A thread that is stuck ends
 /// with the process.
@@ -44,6 +58,12 @@ pub(crate) trait TimeSliced: Send + Sync + 'static {
 
     /// Counts work for the session from `now` on, until the returned value is dropped.
     fn begin_work(&self, now: Instant) -> Work;
+
+    /// Returns whether the device may still work for the session after [`run`](Self::run).
+    fn is_asynchronous(&self) -> bool;
+
+    /// Waits until the device has completed what it was given by the session.
+    fn fence(&self);
 
     /// Makes the session end at its next turn, because [`run`](Self::run) panicked.
     fn end_after_panic(self: &Arc<Self>);
@@ -74,10 +94,19 @@ enum Job<S> {
     Task(Box<dyn FnOnce() + Send>),
 }
 
+/// What an executor's thread is to do.
+enum Next<S> {
+    Job(Job<S>),
+    /// Return the device's turn.
+    GiveBack,
+}
+
 /// The jobs of a device, in order: sessions that have work, and tasks.
 pub(crate) struct RunQueue<S> {
     /// This process's turn on the device.
     turn: Arc<DeviceTurn>,
+    /// The sessions for which the device may still work. Those that are gone have waited for it.
+    launched: Mutex<Vec<Weak<S>>>,
     state: Mutex<RunState<S>>,
     ready: Condvar,
 }
@@ -98,6 +127,7 @@ impl<S> RunQueue<S> {
     fn new(turn: Arc<DeviceTurn>) -> Self {
         Self {
             turn,
+            launched: Mutex::default(),
             state: Mutex::new(RunState {
                 jobs: VecDeque::new(),
                 stopped: false,
@@ -132,20 +162,42 @@ impl<S> RunQueue<S> {
         }
     }
 
-    fn pop(&self) -> Option<Job<S>> {
+    /// Waits for something to do. Returns `None` when the thread must end.
+    fn next(&self) -> Option<Next<S>> {
+        let mut idle_since = None;
         let mut state = lock(&self.state);
         loop {
             if state.stopped {
                 return None;
             }
             if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
+                return Some(Next::Job(job));
             }
-            state = self
-                .ready
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let idle_since: &Instant = idle_since.get_or_insert_with(Instant::now);
+            let patience = match self.turn.demand() {
+                Demand::None => None,
+                Demand::WhenIdle => Some(IDLE_GRACE.saturating_sub(idle_since.elapsed())),
+                Demand::Now => Some(Duration::ZERO),
+            };
+            state = match patience {
+                None => {
+                    let waited = self.ready.wait(state);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+                Some(Duration::ZERO) => return Some(Next::GiveBack),
+                Some(left) => {
+                    let waited = self.ready.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
+    }
+
+    /// Wakes the thread, if it waits for something to do.
+    fn wake(&self) {
+        // Under the lock, as the thread may be about to wait.
+        let _state = lock(&self.state);
+        self.ready.notify_all();
     }
 
     /// Sets whether the thread must end after its current job.
@@ -155,11 +207,39 @@ impl<S> RunQueue<S> {
     }
 }
 
+impl<S: TimeSliced> RunQueue<S> {
+    /// Records that the device may work for a session after the session's time slice.
+    fn record_launched(&self, session: &Arc<S>) {
+        if !self.turn.is_shared() || !session.is_asynchronous() {
+            return;
+        }
+        let mut launched = lock(&self.launched);
+        let is_known = |known: &Weak<S>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(session));
+        if !launched.iter().any(is_known) {
+            launched.retain(|known| known.strong_count() > 0);
+            launched.push(Arc::downgrade(session));
+        }
+    }
+
+    /// Waits until the device has completed what all sessions have given it.
+    fn fence(&self) {
+        let launched = std::mem::take(&mut *lock(&self.launched));
+        let launched = launched.iter().filter_map(Weak::upgrade);
+        launched.for_each(|session| session.fence());
+    }
+}
+
 impl<S: TimeSliced> Executor<S> {
     /// Starts the thread for the device at `index`.
     pub(crate) fn start(index: u32, turn: Arc<DeviceTurn>) -> std::io::Result<Self> {
         install_panic_hook();
         let queue = Arc::new(RunQueue::new(turn));
+        let woken = Arc::downgrade(&queue);
+        queue.turn.set_wake(Box::new(move || {
+            if let Some(queue) = woken.upgrade() {
+                queue.wake();
+            }
+        }));
         let thread = start(index, queue.clone())?;
         Ok(Self {
             index,
@@ -215,8 +295,16 @@ fn start<S: TimeSliced>(index: u32, queue: Arc<RunQueue<S>>) -> std::io::Result<
 }
 
 fn run<S: TimeSliced>(queue: &RunQueue<S>) {
-    while let Some(job) = queue.pop() {
-        queue.turn.begin();
+    let fence = || queue.fence();
+    while let Some(next) = queue.next() {
+        let job = match next {
+            Next::Job(job) => job,
+            Next::GiveBack => {
+                queue.turn.give_back(&fence);
+                continue;
+            }
+        };
+        queue.turn.begin(&fence);
         match job {
             Job::RunSession(session) => run_session(queue, session),
             Job::Task(task) => task(),
@@ -226,7 +314,7 @@ fn run<S: TimeSliced>(queue: &RunQueue<S>) {
 }
 
 /// Runs a session for a quantum on this thread, or queues it if another process has the
-/// device's turn. The session must be scheduled, but not in the queue.
+/// device's turn or waits for it. The session must be scheduled, but not in the queue.
 pub(crate) fn run_time_slice<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
     if !queue.turn.try_begin() {
         return queue.push(session);
@@ -240,6 +328,7 @@ fn run_session<S: TimeSliced>(queue: &RunQueue<S>, session: Arc<S>) {
     let now = Instant::now();
     let until = now + QUANTUM;
     let work = session.begin_work(now);
+    queue.record_launched(&session);
     let turn = catch_unwind(AssertUnwindSafe(|| {
         session.run(&mut || Instant::now() < until)
     }));
@@ -269,3 +358,6 @@ fn install_panic_hook() {
         }));
     });
 }
+
+#[cfg(test)]
+mod tests;

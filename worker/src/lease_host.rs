@@ -18,13 +18,20 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Sets the public key that verifies lease tokens.
     fn set_lease_key(&self, key: Vec<u8>);
 
+    /// Returns whether several leases can share a device. A host that has no process for each lease
+    /// could not bound what each uses.
+    fn takes_shares(&self) -> bool {
+        false
+    }
+
     /// Records the scheduler's current time, in milliseconds since 1970.
     fn set_time(&self, time_ms: u64);
 
     /// Records that the scheduler is unreachable.
     fn mark_unreachable(&self);
 
-    /// Records that devices were granted to a lease. The leases that had them before end.
+    /// Records that devices were granted to a lease. The leases that had them before, or the same
+    /// lanes of them, end.
     fn granted(&self, granted: &LeaseGranted);
 
     /// Has the snapshots of a lease sent to another worker. A host that takes no snapshots ignores
@@ -136,7 +143,7 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// a lease that has ended.
     fn held_devices(&self) -> Vec<HeldDevice>;
 
-    /// Returns, for each device, the number up to which all its grants have ended.
+    /// Returns, for each lane of a device, the number up to which all its grants have ended.
     fn ended_grants(&self) -> Vec<DeviceGrant>;
 
     /// Returns the devices that are not released from a lease that was ended.

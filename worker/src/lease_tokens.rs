@@ -4,9 +4,8 @@
 use std::sync::Mutex;
 
 use tensord_proto::{
-    grant::number,
     ids::{LeaseId, WorkerId},
-    v1::{Error, ErrorCode, LeaseClaims, LeaseShare, Open},
+    v1::{DeviceGrant, Error, ErrorCode, LeaseClaims, LeaseShare, Open},
 };
 use tensord_transport::token;
 
@@ -44,14 +43,24 @@ impl LeaseTokens {
     }
 
     /// Returns the claims to devices of this worker.
-    pub(crate) fn claims_here(&self, claims: &LeaseClaims) -> impl Iterator<Item = Claim> {
+    ///
+    /// # Errors
+    ///
+    /// If a share of a device is not valid.
+    pub(crate) fn claims_here(&self, claims: &LeaseClaims) -> Result<Vec<Claim>, Error> {
         let lease = LeaseId(claims.lease_id);
         let ours = |share: &&LeaseShare| share.worker_id == self.worker_id.0;
-        claims.shares.iter().filter(ours).map(move |share| Claim {
-            lease,
-            device: share.device_index,
-            grant: number(share.grant),
-        })
+        let claim = |share: &LeaseShare| {
+            let granted = DeviceGrant {
+                device_index: share.device_index,
+                grant: share.grant,
+                share: share.share,
+            };
+            Claim::new(lease, &granted)
+        };
+        let here = claims.shares.iter().filter(ours).map(claim);
+        here.collect::<Result<_, _>>()
+            .map_err(|e| Error::new(ErrorCode::Lease, format!("the token of lease {lease}: {e}")))
     }
 
     /// Returns the position of this worker among those of a lease, in the order of its ranks.
@@ -68,7 +77,7 @@ impl LeaseTokens {
     pub(crate) fn authorise(&self, open: &Open) -> Result<(Claim, LeaseClaims), Error> {
         let claims = self.verify(&open.lease_token)?;
         let is_requested = |claim: &Claim| claim.device == open.device_index;
-        let claim = self.claims_here(&claims).find(is_requested);
+        let claim = self.claims_here(&claims)?.into_iter().find(is_requested);
         match claim {
             Some(claim) => Ok((claim, claims)),
             None => Err(not_included(open.device_index)),

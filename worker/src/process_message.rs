@@ -18,7 +18,7 @@ pub(crate) const BUILD: &str = concat!("tensord-worker ", env!("CARGO_PKG_VERSIO
 pub(crate) struct ToProcess {
     #[prost(
         oneof = "Task",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
     )]
     pub(crate) task: Option<Task>,
 }
@@ -77,6 +77,10 @@ pub(crate) enum Task {
     /// The base, in the shared memory that comes with this message, of a snapshot that follows.
     #[prost(message, tag = "15")]
     SnapshotBase(SnapshotInfo),
+    /// Another process waits for the turn of this device: the process is to return it when it has
+    /// no work.
+    #[prost(uint32, tag = "16")]
+    WantTurn(u32),
 }
 
 /// The end of a lease's sessions.
@@ -173,7 +177,7 @@ pub(crate) struct OfferedDevice {
     pub(crate) index: u32,
     #[prost(message, required, tag = "2")]
     pub(crate) name: DeviceName,
-    /// Limit of the memory that sessions may take.
+    /// Limit of the memory that sessions may take. Of a share of a device, the memory of the share.
     #[prost(uint64, tag = "3")]
     pub(crate) memory_bytes: u64,
 }

@@ -384,7 +384,7 @@ impl Registration {
             out_of_service: self.host.out_of_service(),
             leaving,
             store_id: self.host.store_id().map_or(0, |store| store.0),
-            takes_shares: false,
+            takes_shares: self.host.takes_shares(),
         }
     }
 }

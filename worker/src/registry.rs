@@ -26,7 +26,7 @@ use self::{attachment::Attachment, cohorts::Cohorts};
 #[cfg(target_os = "linux")]
 use crate::op_record::OpRecord;
 use crate::{
-    admission::{Admission, Claim},
+    admission::{Admission, Claim, Lanes, WHOLE_LANE},
     blobs::KeptBlobs,
     collective::{self, AcceptedLink, CollectiveSettings},
     device_slot::DeviceSlot,
@@ -100,6 +100,9 @@ pub(crate) struct RegistrySettings {
     pub(crate) op_records: BTreeMap<u32, OpRecord>,
     /// The turns of devices that other processes may use, by the devices' indices.
     pub(crate) turns: BTreeMap<u32, Arc<DeviceTurn>>,
+    /// The lanes of devices of which leases have shares, by the devices' indices. Of the other
+    /// devices, leases have the whole.
+    pub(crate) lanes: BTreeMap<u32, u32>,
     /// Where snapshots are kept and read. `None` if sessions end with this process.
     pub(crate) snapshot_stores: Option<SnapshotStores>,
 }
@@ -127,10 +130,15 @@ impl Registry {
             #[cfg(target_os = "linux")]
             mut op_records,
             mut turns,
+            lanes,
             snapshot_stores,
         } = settings;
         let keeper = snapshot_stores.as_ref().map(|stores| stores.keeper.clone());
-        let admission = Mutex::new(Admission::new(devices.keys().copied()));
+        let lanes = |&index: &u32| {
+            let lane = lanes.get(&index).copied().unwrap_or(WHOLE_LANE);
+            (index, Lanes::Only(lane))
+        };
+        let admission = Mutex::new(Admission::new(devices.keys().map(lanes)));
         let device_slot = |(index, opened): (u32, OpenedDevice)| {
             let executor = Executor::start(index, turns.remove(&index).unwrap_or_default())?;
             let signals = Signals::new(worker_name.clone(), op_timeout, wake.clone());
@@ -233,9 +241,9 @@ impl Registry {
     ) -> Result<AcceptedLink, Error> {
         let claims = self.lease_tokens.verify(&join.lease_token)?;
         let lease = LeaseId(claims.lease_id);
-        let mut ours = self.lease_tokens.claims_here(&claims);
-        let is_current = |claim| lock(&self.admission).check(claim).is_ok();
-        if join.to_worker_id != self.worker_id.0 || !ours.any(is_current) {
+        let ours = self.lease_tokens.claims_here(&claims)?;
+        let is_current = |claim: &Claim| lock(&self.admission).check(*claim).is_ok();
+        if join.to_worker_id != self.worker_id.0 || !ours.iter().any(is_current) {
             let reason =
                 "the lease has no device on this worker, or the request is for another worker";
             return Err(Error::new(ErrorCode::Lease, reason));

@@ -104,6 +104,7 @@ pub(crate) async fn start_in_this_process(
         #[cfg(target_os = "linux")]
         op_records: Default::default(),
         turns: Default::default(),
+        lanes: Default::default(),
         snapshot_stores: None,
     };
     let registry = Registry::new((0..).zip(opened).collect(), settings)?;

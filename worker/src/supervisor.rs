@@ -8,7 +8,8 @@
 //!
 //! - `table` decides, as a pure state machine; [`Supervisor`] executes.
 //! - `process` starts one process and talks with it; `spares` keeps some ready.
-//! - `turns` decides which process may use a device that several leases share.
+//! - `grants` takes leases, with the shares of devices that they have.
+//! - `turns` decides which process may use a device that several leases share; `turn_clock` executes.
 //! - `activity` tells since when a lease has been idle.
 //! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
 //! - `snapshots` has the snapshots of this worker's sessions. `snapshot_copies` has them copied, by
@@ -31,6 +32,7 @@ mod activity;
 mod copy_progress;
 mod copy_queue;
 mod describe;
+mod grants;
 mod handover;
 mod host;
 mod keeper;
@@ -53,6 +55,7 @@ mod spares;
 mod store_link;
 mod stored_leases;
 mod table;
+mod turn_clock;
 mod turns;
 mod unrouted;
 
@@ -63,17 +66,16 @@ use std::{
 };
 
 use tensord_proto::{
-    grant::number,
     ids::{LeaseId, PartId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
-    v1::{DeviceGrant, Error, ErrorCode, LeaseGranted},
+    v1::{Error, ErrorCode, LeaseGranted},
 };
 use tensord_transport::{
     Identity, Listener,
     handoff::{Destination, LeaseRouter},
 };
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
@@ -91,16 +93,15 @@ use self::{
     keeper_link::Keeper,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
-    lease_queues::{LeaseQueues, RunningLease, part_of},
+    lease_queues::{LeaseQueues, RunningLease},
     restarts::Restarts,
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
     stored_leases::StoredLeases,
     table::{Action, LeaseTable, Route},
-    turns::{TurnAction, Turns},
+    turns::Turns,
 };
 use crate::{
-    admission::Claim,
     devices::FoundDevice,
     lease_tokens::LeaseTokens,
     locks::lock,
@@ -157,6 +158,8 @@ pub(crate) struct Supervisor {
     table: Mutex<LeaseTable>,
     leases: Mutex<HashMap<LeaseId, RunningLease>>,
     turns: Mutex<Turns>,
+    /// When `turns` must decide again.
+    turn_due: watch::Sender<Option<Instant>>,
     spares: Spares,
     kept_uploads: Mutex<KeptUploads>,
     snapshots: Mutex<Snapshots<LeaseId>>,
@@ -229,6 +232,7 @@ impl Supervisor {
             table: Mutex::new(LeaseTable::new(devices.len() as u32)),
             leases: Mutex::default(),
             turns: Mutex::new(Turns::new(turn_timeout)),
+            turn_due: watch::Sender::new(None),
             spares: Spares::new(described.spawner, spares),
             kept_uploads: Mutex::new(KeptUploads::new(settings.cache_bytes)),
             snapshots: Mutex::default(),
@@ -265,6 +269,9 @@ impl Supervisor {
     /// processes.
     async fn run(self: Arc<Self>, mut jobs: mpsc::Receiver<Job>) {
         let mut running = JoinSet::new();
+        // Aborted when this function's future is dropped, as `running` is.
+        let mut turn_clock = JoinSet::new();
+        turn_clock.spawn(self.clone().run_turn_clock());
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut refill = std::pin::pin!(self.spares.refill());
@@ -274,7 +281,6 @@ impl Supervisor {
                 job = jobs.recv() => job,
                 _ = ticks.tick() => {
                     self.update(|table, now| table.tick(now));
-                    self.update_turns(|turns, now| turns.tick(now));
                     lock(&self.kept_for_others).expire(Instant::now());
                     self.list_stored_if_due();
                     continue;
@@ -333,6 +339,7 @@ impl Supervisor {
                 }
             }
             Action::Forget(lease) => {
+                self.update_turns(|turns, now| turns.forget(now, lease));
                 lock(&self.usage).released(Instant::now(), lease);
                 lock(&self.interrupted).remove(&lease);
                 self.put_snapshots_away(lease);
@@ -347,30 +354,6 @@ impl Supervisor {
             }
             Action::HealthChanged => self.reports.notify_one(),
             Action::Probe(device) => self.queue(Job::Probe(device)),
-        }
-    }
-
-    /// Changes the turns of devices, and executes what the change decides.
-    fn update_turns(&self, change: impl FnOnce(&mut Turns, Instant) -> Vec<TurnAction>) {
-        // The lock is held until the messages are queued, so that they stay in order.
-        let mut turns = lock(&self.turns);
-        for action in change(&mut turns, Instant::now()) {
-            let (TurnAction::Grant(lease, device)
-            | TurnAction::Revoke(lease, device)
-            | TurnAction::Kill(lease, device)) = action;
-            let leases = lock(&self.leases);
-            // A lease that is gone has no process that could use a turn.
-            let Some(running) = leases.get(&lease) else {
-                continue;
-            };
-            match action {
-                TurnAction::Grant(..) => running.send(Task::GrantTurn(device)),
-                TurnAction::Revoke(..) => running.send(Task::RevokeTurn(device)),
-                TurnAction::Kill(..) => {
-                    warn!(%lease, device, "the process of the lease keeps its device from others and is killed");
-                    running.kill.send_replace(true);
-                }
-            }
         }
     }
 
@@ -395,33 +378,6 @@ impl Supervisor {
             Some(running) => lock(&self.kept_for_others).hold_own(running.part, own),
             None => drop(lock(&self.restarts).remove(&lease)),
         }
-    }
-
-    /// Adds a lease. It starts when no process uses its devices.
-    fn admit(&self, granted: &LeaseGranted) {
-        let lease = LeaseId(granted.lease_id);
-        let claim = |grant: &DeviceGrant| Claim {
-            lease,
-            device: grant.device_index,
-            grant: number(grant.grant),
-        };
-        let claims: Vec<_> = granted.grants.iter().map(claim).collect();
-        let kept = lock(&self.kept_for_others).take(part_of(granted));
-        lock(&self.handovers).end(lease);
-        if !kept.is_empty() {
-            lock(&self.snapshots).adopt(lease, kept);
-        }
-        lock(&self.leases).entry(lease).or_insert_with(|| {
-            let restarts = lock(&self.restarts).remove(&lease).unwrap_or_default();
-            RunningLease::new(granted.clone(), restarts.moved(granted.epoch))
-        });
-        self.update(|table, now| table.granted(now, lease, &claims));
-        // The table has not taken a lease whose grants are obsolete.
-        if lock(&self.table).route(lease) == Route::Unknown {
-            lock(&self.leases).remove(&lease);
-        }
-        self.count_granted(granted);
-        self.announced.notify_waiters();
     }
 
     /// Sends a task to all processes of leases.
@@ -454,7 +410,7 @@ impl Supervisor {
         let result = timeout(PROBE_DEADLINE, testing).await;
         let result = result
             .unwrap_or_else(|_| Err(format!("a test op has not ended within {PROBE_DEADLINE:?}")));
-        // The device is used by one process at a time.
+        // Nothing else uses a device while it is tested.
         if let Some(mut process) = tested {
             process.kill();
             process.exit().await;
@@ -480,16 +436,12 @@ impl Supervisor {
         } = &self.settings;
         let issued = identity.issue_for_lease(LeaseId(granted.lease_id));
         let issued = issued.map_err(|e| e.to_string())?;
-        let is_granted = |device: &&OfferedDevice| {
-            let mut grants = granted.grants.iter();
-            grants.any(|grant| grant.device_index == device.index)
-        };
         let mut settings = process_settings.clone();
         settings.kernel_cache = settings
             .kernel_cache
             .and_then(|root| tenant_kernels(&root, &granted.tenant));
-        let devices: Vec<_> = self.devices.iter().filter(is_granted).cloned().collect();
-        settings.snapshot_bytes = settings.snapshot_bytes.saturating_mul(devices.len() as u64);
+        let devices = self.granted_devices(&granted);
+        settings.snapshot_bytes = self.snapshot_bytes(settings.snapshot_bytes, &devices);
         Ok(Start {
             devices,
             worker_id: worker_id.0,

@@ -28,6 +28,7 @@ use super::{
     snapshots::{LeftSnapshots, SnapshotMessage, SnapshotSender},
 };
 use crate::{
+    admission::WHOLE_LANE,
     blobs::shared::{Segment, SharedBlobs},
     collective::CollectiveSettings,
     connection,
@@ -136,6 +137,7 @@ impl LeaseRun {
             runtime: Handle::current(),
             op_records: indices.into_iter().zip(op_records).collect(),
             turns: turns.clone(),
+            lanes: start.granted.grants.iter().map(lane).collect(),
             snapshot_stores: (snapshot_bytes > 0).then_some(snapshot_stores),
         };
         let registry = Arc::new(Registry::new(opened, settings).map_err(|e| e.to_string())?);
@@ -261,13 +263,27 @@ impl LeaseRun {
         self.registry.end_lease(self.lease, &self.grants);
         // The sessions end without a turn of their device.
         self.turns.values().for_each(|turn| turn.close());
-        wait_for_end(&self.registry, &mut served, &self.blobs).await;
+        let until = Instant::now() + DELIVERY_TIMEOUT;
+        wait_for_sessions(&self.registry, until).await;
+        if !self.registry.has_sessions() {
+            // Other leases need not wait until the clients have received the end.
+            for &device in self.turns.keys() {
+                channel.send(Event::ReturnTurn(device)).await?;
+            }
+        }
+        wait_for_delivery(&mut served, &self.blobs, until).await;
         while let Ok(segment) = self.segments.try_recv() {
             send_uploads(&mut channel, &segment).await?;
         }
         let used = report(&self.registry, self.lease);
         channel.send(Event::Used(used)).await
     }
+}
+
+/// Returns the device of a grant, and the lane of it.
+fn lane(grant: &DeviceGrant) -> (u32, u32) {
+    let lane = grant.share.map_or(WHOLE_LANE, |share| share.lane);
+    (grant.device_index, lane)
 }
 
 fn turn_event(device: u32, message: TurnMessage) -> Event {
@@ -297,6 +313,7 @@ fn apply(
 ) -> Result<(), ProcessError> {
     match task {
         Task::GrantTurn(device) => drop(turns.get(&device).inspect(|turn| turn.granted())),
+        Task::WantTurn(device) => drop(turns.get(&device).inspect(|turn| turn.wanted())),
         Task::RevokeTurn(device) => drop(turns.get(&device).inspect(|turn| turn.revoked())),
         Task::Time(time_ms) => registry.set_time(time_ms),
         Task::Unreachable(_) => registry.mark_unreachable(),
@@ -361,14 +378,16 @@ async fn drop_unrestored(
     Ok(())
 }
 
-/// Waits until no session and no connection is left and all uploads are copied, or the time
-/// for that is over.
-async fn wait_for_end(registry: &Registry, served: &mut JoinSet<()>, blobs: &SharedBlobs) {
-    let until = Instant::now() + DELIVERY_TIMEOUT;
+/// Waits until no session is left, or the time for that is over.
+async fn wait_for_sessions(registry: &Registry, until: Instant) {
     while registry.has_sessions() && Instant::now() < until {
         sleep(CHECK_INTERVAL).await;
         registry.sweep();
     }
+}
+
+/// Waits until no connection is left and all uploads are copied, or the time for that is over.
+async fn wait_for_delivery(served: &mut JoinSet<()>, blobs: &SharedBlobs, until: Instant) {
     // The first error means that a client does not read, the second that the system is slow.
     let _ = timeout_at(until, async { while served.join_next().await.is_some() {} }).await;
     let _ = timeout_at(until, blobs.idle()).await;

@@ -1,20 +1,15 @@
 //! The registry as the [`LeaseHost`] of its worker.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    pin::Pin,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Instant};
 
 use tensord_proto::{
-    grant::number,
     ids::LeaseId,
     v1::{
         DeviceGrant, DeviceUsage, Error, ErrorCode, GrantUsage, HeldDevice, LeaseGranted,
         OutOfService,
     },
 };
+use tracing::{debug, warn};
 
 use super::Registry;
 use crate::{
@@ -39,25 +34,32 @@ impl LeaseHost for Registry {
     }
 
     fn granted(&self, granted: &LeaseGranted) {
+        let lease = LeaseId(granted.lease_id);
         for device_grant in &granted.grants {
-            let claim = Claim {
-                lease: LeaseId(granted.lease_id),
-                device: device_grant.device_index,
-                grant: number(device_grant.grant),
+            let claim = match Claim::new(lease, device_grant) {
+                Ok(claim) => claim,
+                Err(e) => {
+                    warn!(%lease, "refused a grant of the scheduler: {e}");
+                    continue;
+                }
             };
-            let earlier = lock(&self.admission).granted(claim);
-            lock(&self.usage).granted(Instant::now(), claim.lease, device_grant);
-            if let Some(earlier) = earlier {
+            let mut admission = lock(&self.admission);
+            let earlier = admission.granted(claim);
+            let admitted = admission.check(claim);
+            drop(admission);
+            for earlier in earlier {
                 self.end_superseded(earlier, claim.device);
+            }
+            match admitted {
+                Ok(()) => lock(&self.usage).granted(Instant::now(), lease, device_grant),
+                Err(e) => debug!(%lease, "a grant of the scheduler is not admitted: {e}"),
             }
         }
     }
 
     fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
         let mut admission = lock(&self.admission);
-        for ended in grants {
-            admission.end(ended.device_index, number(ended.grant));
-        }
+        grants.iter().for_each(|ended| admission.end(ended));
         drop(admission);
         let mut sessions = self.all_sessions();
         sessions.retain(|s| s.grant.lease == lease && !s.is_torn_down());
@@ -91,11 +93,12 @@ impl LeaseHost for Registry {
         sessions.retain(|session| !session.is_torn_down());
         let left = sessions.iter();
         let left = left.map(|s| (s.grant.lease, s.grant.device_index));
+        // A host of several leases has no shares, and the process of one reports no devices.
         let ending = self.device_slots.iter().flat_map(|(&index, device_slot)| {
             let ending = device_slot.ending().into_iter();
             ending.map(move |lease| (lease, index))
         });
-        let left: BTreeSet<_> = left.chain(ending).collect();
+        let left = left.chain(ending).map(|left| (left, None)).collect();
         lock(&self.admission).held_devices(left)
     }
 

@@ -48,7 +48,7 @@ impl Registry {
     ) -> Result<Arc<Session>, Error> {
         let expires_at_ms = claims.expires_at_ms;
         let admitted = lock(&self.admission).open(claim, expires_at_ms, Instant::now());
-        if let Some(earlier) = admitted.map_err(lease_error)? {
+        for earlier in admitted.map_err(lease_error)? {
             self.end_superseded(earlier, claim.device);
         }
         let begin = SessionBegin::New { seed: open.seed };

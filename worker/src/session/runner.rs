@@ -389,6 +389,12 @@ impl Runner {
         self.snapshot_base.set_min_bytes(min_bytes);
     }
 
+    /// Waits until the device has completed all ops so far. What failed is reported when a tensor is
+    /// read.
+    pub(crate) fn wait_for_device(&mut self) {
+        let _ = self.interpreter.tensors.wait();
+    }
+
     /// Returns the session's state. All work whose turn has come must be done.
     fn capture(&mut self, mark: Mark) -> Result<Snapshot, SnapshotError> {
         let limit = self.copy_limit.as_ref().map_or(Ok(0), |limit| limit(mark));

@@ -45,6 +45,21 @@ impl TimeSliced for Session {
         self.device_context.meters.begin(now)
     }
 
+    fn is_asynchronous(&self) -> bool {
+        self.device_context.device.is_asynchronous()
+    }
+
+    fn fence(&self) {
+        let _working = self.begin_work(Instant::now());
+        let mut guard = lock(&self.runner);
+        // An observer notices if the device does not complete it.
+        self.op_progress.begin_step();
+        if let Some(runner) = guard.as_mut() {
+            runner.wait_for_device();
+        }
+        self.op_progress.end_step();
+    }
+
     fn end_after_panic(self: &Arc<Self>) {
         // This is a bug in the worker, as panics of ops are caught closer to them. The
         // session still counts as scheduled; its next turn ends it.

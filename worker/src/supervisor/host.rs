@@ -3,7 +3,6 @@
 use std::{pin::Pin, time::Instant};
 
 use tensord_proto::{
-    grant::number,
     ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
@@ -12,10 +11,10 @@ use tensord_proto::{
     },
 };
 use tensord_transport::tls::Fingerprint;
+use tracing::warn;
 
 use super::{SnapshotStore, Supervisor, keeper_link::Keeper};
 use crate::{
-    admission::Claim,
     lease_host::LeaseHost,
     locks::lock,
     process_message::{Empty, Task},
@@ -27,6 +26,10 @@ impl LeaseHost for Supervisor {
         lock(&self.stored_leases).joined();
         self.lease_tokens.set_key(key.clone());
         self.broadcast(&Task::LeaseKey(key));
+    }
+
+    fn takes_shares(&self) -> bool {
+        true
     }
 
     fn set_time(&self, time_ms: u64) {
@@ -42,17 +45,14 @@ impl LeaseHost for Supervisor {
     }
 
     fn granted(&self, granted: &LeaseGranted) {
-        self.admit(granted);
+        if let Err(e) = self.admit(granted) {
+            let lease = LeaseId(granted.lease_id);
+            warn!(%lease, "refused a lease that the scheduler has announced: {e}");
+        }
     }
 
     fn end_lease(&self, lease: LeaseId, grants: &[DeviceGrant]) {
-        let claim = |grant: &DeviceGrant| Claim {
-            lease,
-            device: grant.device_index,
-            grant: number(grant.grant),
-        };
-        let claims: Vec<_> = grants.iter().map(claim).collect();
-        self.update(|table, now| table.end_lease(now, lease, &claims));
+        self.update(|table, now| table.end_lease(now, lease, grants));
     }
 
     fn send_snapshots(&self, command: &SendSnapshots) {
@@ -254,7 +254,7 @@ impl LeaseHost for Supervisor {
         for lease in lock(&self.leases).values() {
             for (&device, reported) in &lock(&lease.report).usage {
                 if let Some(usage) = usage.get_mut(device as usize) {
-                    *usage = *reported;
+                    add_usage(usage, reported);
                 }
             }
         }
@@ -279,10 +279,21 @@ impl LeaseHost for Supervisor {
             reason: reason.to_owned(),
         };
         let mut out: Vec<_> = lock(&self.table).out_of_service().map(own).collect();
-        for lease in lock(&self.leases).values() {
-            let reported = lock(&lease.report).out_of_service.clone();
-            out.extend(reported);
-        }
+        let leases = lock(&self.leases);
+        let reported = leases.iter().flat_map(|(lease, running)| {
+            let reported = lock(&running.report).out_of_service.clone();
+            reported.into_iter().map(|out| (*lease, out))
+        });
+        let reported: Vec<_> = reported.collect();
+        drop(leases);
+        let table = lock(&self.table);
+        // A lease with a share must not keep others from the device. If its op is stuck, its process
+        // does not return its turn, and is killed once another lease wants it.
+        let has_whole = |(lease, out): &(LeaseId, OutOfService)| {
+            table.share(*lease, out.device_index).is_none()
+        };
+        out.extend(reported.into_iter().filter(has_whole).map(|(_, out)| out));
+        drop(table);
         out.sort_by_key(|out| out.device_index);
         out.dedup_by_key(|out| out.device_index);
         out
@@ -306,6 +317,20 @@ impl LeaseHost for Supervisor {
             std::mem::take(&mut *lock(&self.released))
         })
     }
+}
+
+/// Adds what one of the leases of a device uses of it.
+fn add_usage(sum: &mut DeviceUsage, of_lease: &DeviceUsage) {
+    let reserved = [sum.reserved_bytes, of_lease.reserved_bytes];
+    *sum = DeviceUsage {
+        sessions: sum.sessions.saturating_add(of_lease.sessions),
+        live_bytes: sum.live_bytes.saturating_add(of_lease.live_bytes),
+        ops_executed: sum.ops_executed.saturating_add(of_lease.ops_executed),
+        // None if no backend counts them.
+        reserved_bytes: reserved.into_iter().flatten().reduce(u64::saturating_add),
+        // The ledger has it.
+        busy_us: 0,
+    };
 }
 
 impl Supervisor {
@@ -337,5 +362,35 @@ impl Supervisor {
             }
         });
         kept.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_of_a_device_is_that_of_all_its_leases() {
+        let of_lease = |sessions, reserved_bytes| DeviceUsage {
+            sessions,
+            live_bytes: 100,
+            ops_executed: 7,
+            reserved_bytes,
+            busy_us: 9,
+        };
+        let mut sum = DeviceUsage::default();
+        add_usage(&mut sum, &of_lease(1, None));
+        assert_eq!(sum.reserved_bytes, None, "no backend counts them");
+        add_usage(&mut sum, &of_lease(2, Some(300)));
+        add_usage(&mut sum, &of_lease(1, Some(50)));
+        let expected = DeviceUsage {
+            sessions: 4,
+            live_bytes: 300,
+            ops_executed: 21,
+            reserved_bytes: Some(350),
+            // That is counted where it cannot be lost with a process.
+            busy_us: 0,
+        };
+        assert_eq!(sum, expected);
     }
 }

@@ -1,7 +1,10 @@
 //! Counts what leases use of the worker's devices, grant by grant, from the reports of their
 //! processes.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use tensord_proto::{ids::LeaseId, v1::LeaseGranted};
 
@@ -24,6 +27,11 @@ impl Supervisor {
     /// Has the ledger know what a lease has used by the latest report of its process.
     pub(super) fn count(&self, lease: LeaseId, report: &Report) {
         let now = Instant::now();
+        let table = lock(&self.table);
+        let shares = report.used.keys();
+        let shares = shares.map(|device| (*device, table.share(lease, *device)));
+        let shares: BTreeMap<_, _> = shares.collect();
+        drop(table);
         let mut ledger = lock(&self.usage);
         for (&device, &used) in &report.used {
             let usage = report.usage.get(&device);
@@ -33,7 +41,10 @@ impl Supervisor {
             };
             let mut devices = self.devices.iter();
             let offered = devices.find(|offered| offered.index == device);
-            let memory_bytes = offered.map_or(0, |offered| offered.memory_bytes);
+            let memory_bytes = match shares.get(&device).copied().flatten() {
+                Some(share) => share.memory_bytes,
+                None => offered.map_or(0, |offered| offered.memory_bytes),
+            };
             ledger.reported(now, lease, device, memory_bytes, counters);
         }
     }

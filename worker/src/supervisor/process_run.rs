@@ -1,7 +1,7 @@
 //! What the worker does while a process runs a lease: it exchanges messages with the process.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs::File,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex},
@@ -59,7 +59,8 @@ pub(super) struct ProcessRun<'a> {
     /// Until a program has opened a session, the lease counts as one session, so that a worker
     /// that drains waits for it.
     pub(super) has_had_sessions: bool,
-    pub(super) devices: BTreeSet<u32>,
+    /// The lease's devices, with its weight for turns of each.
+    pub(super) devices: BTreeMap<u32, u32>,
     pub(super) began: Instant,
     /// Why the process cannot run the lease, in its own words.
     pub(super) failure: Option<String>,
@@ -219,9 +220,12 @@ impl ProcessRun<'_> {
                 }
             }
             Event::Used(report) => supervisor.count(self.lease, &self.plausible(report)),
-            Event::RequestTurn(device) if self.devices.contains(&device) => {
+            Event::RequestTurn(device) => {
+                let Some(&weight) = self.devices.get(&device) else {
+                    return Err("it requested a device that it does not have".into());
+                };
                 let lease = self.lease;
-                supervisor.update_turns(|turns, now| turns.request(now, lease, device));
+                supervisor.update_turns(|turns, now| turns.request(now, lease, device, weight));
             }
             Event::ReturnTurn(device) => {
                 let lease = self.lease;
@@ -232,9 +236,6 @@ impl ProcessRun<'_> {
                 lock(&supervisor.snapshots).forget_session(self.lease, session);
                 self.copies.end_session(session);
                 self.restarts.session_ended(session);
-            }
-            Event::RequestTurn(_) => {
-                return Err("it requested a device that it does not have".into());
             }
             Event::Hello(_)
             | Event::Described(_)
@@ -252,13 +253,13 @@ impl ProcessRun<'_> {
     fn plausible(&self, mut report: Report) -> Report {
         report
             .usage
-            .retain(|device, _| self.devices.contains(device));
+            .retain(|device, _| self.devices.contains_key(device));
         report
             .used
-            .retain(|device, _| self.devices.contains(device));
+            .retain(|device, _| self.devices.contains_key(device));
         report
             .out_of_service
-            .retain(|out| self.devices.contains(&out.device_index));
+            .retain(|out| self.devices.contains_key(&out.device_index));
         report.out_of_service.truncate(self.devices.len());
         for out in &mut report.out_of_service {
             let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();

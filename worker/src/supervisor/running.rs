@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Instant};
 
-use tensord_proto::ids::{LeaseId, SessionId};
+use tensord_proto::{
+    ids::{LeaseId, SessionId},
+    share::WHOLE_PERMILLE,
+};
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
@@ -21,7 +24,7 @@ use super::{
 use crate::{
     locks::lock,
     op_record::OpRecords,
-    process_message::{Empty, Report, Start, Task},
+    process_message::{Empty, OfferedDevice, Report, Start, Task},
 };
 
 impl Supervisor {
@@ -178,7 +181,7 @@ impl Supervisor {
             segments_sent: 0,
             reported_at: None,
             has_had_sessions: false,
-            devices: start.devices.iter().map(|device| device.index).collect(),
+            devices: weights(&start),
             began,
             failure: None,
             new_base: None,
@@ -286,6 +289,18 @@ struct ProcessEnd {
     ops: BTreeMap<usize, String>,
     /// Whether nobody has ended the process, so that another one may do better.
     has_died: bool,
+}
+
+/// Returns the devices of a lease, with its weights for turns of them: the thousandths of its shares.
+fn weights(start: &Start) -> BTreeMap<u32, u32> {
+    let weight = |device: &OfferedDevice| {
+        let mut grants = start.granted.grants.iter();
+        let grant = grants.find(|grant| grant.device_index == device.index);
+        let share = grant.and_then(|grant| grant.share);
+        let permille = share.map_or(WHOLE_PERMILLE, |share| share.permille);
+        (device.index, permille)
+    };
+    start.devices.iter().map(weight).collect()
 }
 
 /// Bounds the memory of the lease's process, if this worker may.

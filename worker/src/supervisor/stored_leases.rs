@@ -77,10 +77,11 @@ impl Supervisor {
         let Some(part) = self.stored_part(lease, &queues.granted) else {
             return Err("it is to go on from a snapshot store, and the worker has none".into());
         };
-        let devices = queues.granted.grants.len() as u64;
-        let bytes = self.settings.process_settings.snapshot_bytes;
+        let devices = self.granted_devices(&queues.granted);
+        let per_device = self.settings.process_settings.snapshot_bytes;
+        let bytes = self.snapshot_bytes(per_device, &devices);
         let began = Instant::now();
-        let loading = timeout(LOAD_DEADLINE, part.load(bytes.saturating_mul(devices)));
+        let loading = timeout(LOAD_DEADLINE, part.load(bytes));
         let loaded = tokio::select! {
             loaded = loading => loaded,
             _ = queues.kill.wait_for(|kill| *kill) => return Err("it was ended while its snapshots were loaded".into()),

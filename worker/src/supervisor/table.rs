@@ -4,8 +4,9 @@
 //! A pure state machine. Its inputs are events and the time; its outputs are actions for the
 //! [`Supervisor`](super::Supervisor):
 //!
-//! - A lease is started when the processes of all earlier leases of its devices have exited.
-//!   So at most one process uses a device.
+//! - A lease is started when the processes of all earlier leases of its devices have exited. Leases
+//!   with shares of a device use it at the same time, each in a lane of its own; a lease with the
+//!   whole device, or a test of it, uses it alone.
 //! - A lease that is ended has [`END_TIMEOUT`] to end its sessions; then its process is
 //!   killed. Its devices are *released* when the process has exited.
 //! - When a process dies by itself and its lease does not [go on in another
@@ -13,20 +14,23 @@
 //!   error that its clients get. A dead lease of several workers may go on when the scheduler grants
 //!   it devices again.
 //! - A device whose processes have died [`MAX_DEATHS`] times within [`DEATH_WINDOW`] is out
-//!   of service until a test in a process of its own has passed.
+//!   of service until a test in a process of its own has passed. A death while another lease uses
+//!   the device does not count: a program must not take a device from others by killing its own
+//!   process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
 use tensord_proto::{
     ids::LeaseId,
+    share::{self, DeviceShare},
     v1::{DeviceGrant, HeldDevice},
 };
 
 use super::recent_deaths::{DEATH_WINDOW, RecentDeaths};
-use crate::admission::{Admission, AdmissionError, Claim};
+use crate::admission::{Admission, AdmissionError, Claim, Lanes, WHOLE_LANE};
 
 /// How long a process may take to end the sessions of its lease and to send their ends to the
 /// clients.
@@ -74,13 +78,14 @@ enum Phase {
 
 #[derive(Debug)]
 struct LeaseState {
-    devices: BTreeSet<u32>,
+    /// The lease's devices, with its shares of them.
+    devices: BTreeMap<u32, Option<DeviceShare>>,
     phase: Phase,
     /// Whether the scheduler has ended the lease, and waits for the release of its devices.
     has_ended: bool,
 }
 
-/// The process that uses a device.
+/// A process that uses a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum User {
     Lease(LeaseId),
@@ -89,7 +94,9 @@ enum User {
 
 #[derive(Debug, Default)]
 struct DeviceState {
-    user: Option<User>,
+    /// The processes that use the device, by their lanes: one in [`WHOLE_LANE`], or any number in
+    /// others.
+    users: BTreeMap<u32, User>,
     /// Deaths of processes that used the device.
     deaths: RecentDeaths,
     out_of_service: Option<OutOfService>,
@@ -99,6 +106,14 @@ struct DeviceState {
 struct OutOfService {
     reason: String,
     probe_at: Instant,
+}
+
+impl DeviceState {
+    /// Returns whether a process may begin to use a lane.
+    fn is_free(&self, lane: u32) -> bool {
+        let is_taken = |of: &u32| lane == WHOLE_LANE || *of == WHOLE_LANE || *of == lane;
+        !self.users.keys().any(is_taken)
+    }
 }
 
 /// The leases of a worker, and the processes that run them.
@@ -127,7 +142,7 @@ pub(super) enum Route {
 impl LeaseTable {
     pub(super) fn new(devices: u32) -> Self {
         Self {
-            admission: Admission::new(0..devices),
+            admission: Admission::new((0..devices).map(|index| (index, Lanes::All))),
             leases: BTreeMap::new(),
             devices: (0..devices)
                 .map(|index| (index, DeviceState::default()))
@@ -144,15 +159,15 @@ impl LeaseTable {
         claims: &[Claim],
     ) -> Vec<Action> {
         let mut actions = Vec::new();
-        let mut devices = BTreeSet::new();
+        let mut devices = BTreeMap::new();
         for &claim in claims {
-            if let Some(earlier) = self.admission.granted(claim) {
+            for earlier in self.admission.granted(claim) {
                 let reason =
                     format!("lease {earlier} ended: its device was granted to another lease");
                 actions.extend(self.end(now, earlier, reason));
             }
             if self.admission.check(claim).is_ok() {
-                devices.insert(claim.device);
+                devices.insert(claim.device, claim.share);
             }
         }
         if !devices.is_empty() && !self.leases.contains_key(&lease) && self.closed.is_none() {
@@ -178,16 +193,14 @@ impl LeaseTable {
         self.admission.check_new(claim, expires_at_ms, now)
     }
 
-    /// Ends a lease, and invalidates every token up to these grants.
+    /// Ends a lease, and invalidates every token up to these grants, each in its lane.
     pub(super) fn end_lease(
         &mut self,
         now: Instant,
         lease: LeaseId,
-        grants: &[Claim],
+        grants: &[DeviceGrant],
     ) -> Vec<Action> {
-        for claim in grants {
-            self.admission.end(claim.device, claim.grant);
-        }
+        grants.iter().for_each(|ended| self.admission.end(ended));
         if let Some(state) = self.leases.get_mut(&lease) {
             state.has_ended = true;
         }
@@ -226,11 +239,14 @@ impl LeaseTable {
         let mut actions = Vec::new();
         for (&lease, state) in &mut self.leases {
             let devices = &mut self.devices;
-            let is_free = |device: &u32| devices.get(device).is_some_and(|it| it.user.is_none());
+            let is_free = |(device, share): (&u32, &Option<DeviceShare>)| {
+                let device = devices.get(device);
+                device.is_some_and(|device| device.is_free(share::lane(*share)))
+            };
             if state.phase == Phase::Waiting && state.devices.iter().all(is_free) {
-                for device in &state.devices {
+                for (device, share) in &state.devices {
                     if let Some(device) = devices.get_mut(device) {
-                        device.user = Some(User::Lease(lease));
+                        device.users.insert(share::lane(*share), User::Lease(lease));
                     }
                 }
                 state.phase = Phase::Running;
@@ -259,12 +275,13 @@ impl LeaseTable {
             return Vec::new();
         };
         let mut actions = Vec::new();
-        let devices: Vec<_> = state.devices.iter().copied().collect();
+        let devices: Vec<_> = state.devices.keys().copied().collect();
         match state.phase {
             Phase::Ending { .. } | Phase::Killed => actions.extend(self.remove(lease)),
             Phase::Running => {
                 let reason = how.to_owned();
                 state.phase = Phase::Dead { reason };
+                self.free(User::Lease(lease), &devices);
                 for device in &devices {
                     actions.extend(self.record_death(now, *device, how));
                 }
@@ -277,11 +294,17 @@ impl LeaseTable {
     }
 
     /// Records that the process of a lease has died, and the lease goes on in another one. So its
-    /// devices work; but the death counts if a lease that uses one of them then dies, too.
+    /// devices work; but the death counts if a lease that uses one of them then dies, too, unless it was
+    /// while other leases used the device.
     pub(super) fn restarted(&mut self, now: Instant, lease: LeaseId) {
         let devices: Vec<_> = self.devices(lease).collect();
         for device in devices {
-            if let Some(device) = self.devices.get_mut(&device) {
+            if let Some(device) = self.devices.get_mut(&device)
+                && device
+                    .users
+                    .values()
+                    .all(|user| *user == User::Lease(lease))
+            {
                 device.deaths.record(now);
             }
         }
@@ -293,7 +316,7 @@ impl LeaseTable {
         let Some(state) = self.leases.get_mut(&lease) else {
             return Vec::new();
         };
-        let devices: Vec<_> = state.devices.iter().copied().collect();
+        let devices: Vec<_> = state.devices.keys().copied().collect();
         let mut actions = Vec::new();
         match state.phase {
             Phase::Running => {
@@ -320,16 +343,18 @@ impl LeaseTable {
 
     fn free(&mut self, user: User, devices: &[u32]) {
         for index in devices {
-            if let Some(device) = self.devices.get_mut(index)
-                && device.user == Some(user)
-            {
-                device.user = None;
+            if let Some(device) = self.devices.get_mut(index) {
+                device.users.retain(|_, uses| *uses != user);
             }
         }
     }
 
+    /// Records a death of a process that used a device, unless others use the device still.
     fn record_death(&mut self, now: Instant, index: u32, how: &str) -> Option<Action> {
         let device = self.devices.get_mut(&index)?;
+        if !device.users.is_empty() {
+            return None;
+        }
         let deaths = device.deaths.record(now);
         if deaths < MAX_DEATHS || device.out_of_service.is_some() {
             return None;
@@ -381,8 +406,8 @@ impl LeaseTable {
         }
         for (&index, device) in &mut self.devices {
             let is_due = |out: &OutOfService| now >= out.probe_at;
-            if device.user.is_none() && device.out_of_service.as_ref().is_some_and(is_due) {
-                device.user = Some(User::Probe);
+            if device.users.is_empty() && device.out_of_service.as_ref().is_some_and(is_due) {
+                device.users.insert(WHOLE_LANE, User::Probe);
                 actions.push(Action::Probe(index));
             }
         }
@@ -415,7 +440,13 @@ impl LeaseTable {
     /// Returns the devices of a lease, also if its process has died. None if the lease is unknown.
     pub(super) fn devices(&self, lease: LeaseId) -> impl Iterator<Item = u32> {
         let state = self.leases.get(&lease).into_iter();
-        state.flat_map(|state| state.devices.iter().copied())
+        state.flat_map(|state| state.devices.keys().copied())
+    }
+
+    /// Returns what share of a device a lease has; `None` if it has the whole device or none of it.
+    pub(super) fn share(&self, lease: LeaseId, device: u32) -> Option<DeviceShare> {
+        let state = self.leases.get(&lease)?;
+        state.devices.get(&device).copied().flatten()
     }
 
     /// Returns the devices that are out of service, with the reasons.
@@ -435,12 +466,12 @@ impl LeaseTable {
     pub(super) fn held_devices(&self) -> Vec<HeldDevice> {
         let left = self.leases.iter().flat_map(|(&lease, state)| {
             let devices = state.devices.iter();
-            devices.map(move |&device| (lease, device))
+            devices.map(move |(&device, &share)| ((lease, device), share))
         });
         self.admission.held_devices(left.collect())
     }
 
-    /// Returns, for each device, the number up to which all its grants have ended.
+    /// Returns, for each lane of a device, the number up to which all its grants have ended.
     pub(super) fn ended_grants(&self) -> Vec<DeviceGrant> {
         self.admission.ended_grants()
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DeviceGrant, Error, ErrorCode, LeaseClaims, LeaseGranted, Open, Rejected, frame::Body},
+    v1::{Error, ErrorCode, LeaseClaims, LeaseGranted, Open, Rejected, frame::Body},
     version,
 };
 use tensord_transport::{Link, channel::duplex};
@@ -88,7 +88,7 @@ impl Supervisor {
     /// Starts the lease of a token with a valid signature.
     fn admit_claims(&self, claims: &LeaseClaims) -> Result<(), Error> {
         let lease_error = |reason: String| Error::new(ErrorCode::Lease, reason);
-        let here: Vec<_> = self.lease_tokens.claims_here(claims).collect();
+        let here = self.lease_tokens.claims_here(claims)?;
         if here.is_empty() {
             return Err(lease_error(
                 "the lease does not include a device of this worker".into(),
@@ -99,21 +99,17 @@ impl Supervisor {
             let checked = table.check(Instant::now(), *claim, claims.expires_at_ms);
             checked.map_err(|refused| lease_error(refused.to_string()))?;
         }
-        let grant = |claim: &Claim| DeviceGrant {
-            device_index: claim.device,
-            grant: Some(claim.grant.into()),
-            share: None,
-        };
-        self.admit(&LeaseGranted {
+        let has_other_workers = here.len() < claims.shares.len();
+        let admitted = self.admit(&LeaseGranted {
             lease_id: claims.lease_id,
-            grants: here.iter().map(grant).collect(),
+            grants: here.into_iter().map(Claim::to_grant).collect(),
             tenant: claims.tenant.clone(),
             epoch: claims.epoch,
-            has_other_workers: here.len() < claims.shares.len(),
+            has_other_workers,
             part: self.lease_tokens.part_here(claims),
             // The scheduler's command would say whether that is needed.
             load_stored: claims.epoch > 0 && self.settings.store.is_some(),
         });
-        Ok(())
+        admitted.map_err(|refused| lease_error(refused.to_string()))
     }
 }

@@ -13,7 +13,8 @@ use std::{
 use tensord_proto::{
     grant::{GrantNumber, number},
     ids::LeaseId,
-    v1::{DeviceGrant, GrantUsage, UsageCounters},
+    share::WHOLE_PERMILLE,
+    v1::{DeviceGrant, DeviceShare, GrantUsage, UsageCounters},
 };
 
 use super::micros;
@@ -42,6 +43,8 @@ pub(crate) struct ProcessCounters {
 #[derive(Debug)]
 struct HeldGrant {
     number: GrantNumber,
+    /// `None` if the lease has the whole device.
+    share: Option<DeviceShare>,
     since: Instant,
     /// The sum of the lease's processes that have exited.
     exited: UsageCounters,
@@ -71,6 +74,7 @@ impl UsageLedger {
         self.release_device(now, lease, device);
         let held = HeldGrant {
             number,
+            share: grant.share,
             since: now,
             exited: UsageCounters::default(),
             current: ProcessCounters::default(),
@@ -159,8 +163,11 @@ impl UsageLedger {
             return;
         }
         self.released.retain(|released| {
-            let grant = released.grant.as_ref();
-            !grant.is_some_and(|grant| grants.contains(grant))
+            // No two grants of a device have the same number, whatever shares they are of.
+            let key = |grant: &DeviceGrant| (grant.device_index, grant.grant);
+            let is_same =
+                |grant: &DeviceGrant| Some(key(grant)) == released.grant.as_ref().map(key);
+            !grants.iter().any(is_same)
         });
     }
 
@@ -176,7 +183,8 @@ impl UsageLedger {
         held.chain(self.released.iter().copied()).collect()
     }
 
-    /// Returns how long a device has worked in all processes.
+    /// Returns how long a device has worked in all processes. Those of leases that share it take
+    /// turns, so no time counts twice but that in which one awaits a read while another works.
     #[cfg(any(target_os = "linux", test))]
     pub(crate) fn device_busy_us(&self, device: u32) -> u64 {
         let exited = self.device_busy_us.get(&device).copied();
@@ -188,19 +196,28 @@ impl UsageLedger {
 
 impl HeldGrant {
     fn usage(&self, now: Instant, lease: LeaseId, device: u32, released: bool) -> GrantUsage {
-        let held_us = micros(now.saturating_duration_since(self.since));
+        let had_us = micros(now.saturating_duration_since(self.since));
+        let held_us = part_of(had_us, self.share);
         let used = sum(&self.exited, &self.current.used);
         GrantUsage {
             lease_id: lease.0,
             grant: Some(DeviceGrant {
                 device_index: device,
                 grant: Some(self.number.into()),
-                share: None,
+                share: self.share,
             }),
             used: Some(UsageCounters { held_us, ..used }),
             released,
         }
     }
+}
+
+/// Returns the part of a time for which a lease with this share is counted as having the device:
+/// all leases of a device have it for no longer together than one that has the whole.
+fn part_of(time_us: u64, share: Option<DeviceShare>) -> u64 {
+    let permille = share.map_or(WHOLE_PERMILLE, |share| share.permille.min(WHOLE_PERMILLE));
+    let part = u128::from(time_us) * u128::from(permille) / u128::from(WHOLE_PERMILLE);
+    part.try_into().unwrap_or(u64::MAX)
 }
 
 /// Returns the sum of two processes' counters.

@@ -88,6 +88,40 @@ fn later_grant_of_the_same_lease_counts_by_itself() {
 }
 
 #[test]
+fn leases_that_share_a_device_count_by_themselves() {
+    let (mut ledger, start) = (UsageLedger::default(), Instant::now());
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let share_of = |lane, permille, count| DeviceGrant {
+        share: Some(DeviceShare {
+            permille,
+            memory_bytes: MEMORY / 2,
+            lane,
+        }),
+        ..grant(0, count)
+    };
+    let grants = [share_of(1, 300, 1), share_of(2, 700, 2)];
+    ledger.granted(at(0), A, &grants[0]);
+    ledger.granted(at(10), B, &grants[1]);
+    // A has the device alone at first, and the two take turns then.
+    ledger.reported(at(20), A, 0, MEMORY, busy(14));
+    ledger.reported(at(20), B, 0, MEMORY, busy(6));
+    // Each is counted as having its part of the device, whatever it gets.
+    let expected = [(1, 0, 1, 6, 14, false), (2, 0, 2, 7, 6, false)];
+    assert_eq!(summary(&ledger.usage(at(20))), expected);
+    assert_eq!(ledger.usage(at(20))[0].grant, Some(grants[0]));
+    ledger.released(at(30), A);
+    ledger.reported(at(40), B, 0, MEMORY, busy(26));
+    let usage = ledger.usage(at(40));
+    let expected = [(2, 0, 2, 21, 26, false), (1, 0, 1, 9, 14, true)];
+    assert_eq!(summary(&usage), expected);
+    let by_leases: u64 = usage.iter().map(|it| it.used.unwrap().busy_us).sum();
+    assert_eq!(ledger.device_busy_us(0), by_leases);
+    // The scheduler may name a grant without its share.
+    ledger.recorded(&[grant(0, 1)]);
+    assert_eq!(summary(&ledger.usage(at(40))), expected[..1]);
+}
+
+#[test]
 fn process_cannot_claim_more_than_it_had_nor_take_back() {
     let (mut ledger, start) = (UsageLedger::default(), Instant::now());
     let at = |seconds| start + Duration::from_secs(seconds);
