@@ -266,7 +266,8 @@ impl LeaseRun {
         let until = Instant::now() + DELIVERY_TIMEOUT;
         wait_for_sessions(&self.registry, until).await;
         if !self.registry.has_sessions() {
-            // Other leases need not wait until the clients have received the end.
+            // Other leases need not wait until the clients have received the end, and this one needs no
+            // turn that it waits for.
             for &device in self.turns.keys() {
                 channel.send(Event::ReturnTurn(device)).await?;
             }

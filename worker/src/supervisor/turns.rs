@@ -111,7 +111,8 @@ impl Turns {
         self.advance(now, device)
     }
 
-    /// Records that a process has returned the turn of a device.
+    /// Records that a process has returned the turn of a device, or, if it has none, its request: it
+    /// ends, and must not be granted a turn that it would not use.
     pub(super) fn returned(
         &mut self,
         now: Instant,
@@ -119,6 +120,7 @@ impl Turns {
         device: u32,
     ) -> Vec<TurnAction> {
         if let Some(turns) = self.devices.get_mut(&device) {
+            turns.accounts.remove_waiting(now, lease);
             turns.end_turn(now, lease);
         }
         self.advance(now, device)
@@ -127,12 +129,8 @@ impl Turns {
     /// Records that the process of a lease has exited. What the lease has used still counts.
     pub(super) fn remove(&mut self, now: Instant, lease: LeaseId) -> Vec<TurnAction> {
         let devices: Vec<_> = self.devices.keys().copied().collect();
-        let removed = devices.into_iter().flat_map(|device| {
-            if let Some(turns) = self.devices.get_mut(&device) {
-                turns.accounts.remove_waiting(now, lease);
-            }
-            self.returned(now, lease, device)
-        });
+        let devices = devices.into_iter();
+        let removed = devices.flat_map(|device| self.returned(now, lease, device));
         removed.collect()
     }
 

@@ -35,8 +35,10 @@ fn turn_stays_until_another_lease_wants_it() {
     assert_eq!(turns.request(at(2), B, 0, 500), [Want(A, 0)]);
     assert_eq!(turns.request(at(3), C, 0, 500), []);
     assert_eq!(turns.request(at(3), A, 0, 500), [], "it still has the turn");
-    // A process that has no turn returns none.
+    // A process that has no turn returns its request.
     assert_eq!(turns.returned(at(3), C, 0), []);
+    assert_eq!(turns.returned(at(3), C, 0), []);
+    assert_eq!(turns.request(at(3), C, 0, 500), []);
     assert_eq!(turns.next_deadline(), Some(at(5)));
     assert_eq!(turns.tick(at(4)), []);
     assert_eq!(turns.tick(at(5)), [Revoke(A, 0)]);
@@ -130,6 +132,16 @@ fn a_late_return_is_a_debt_and_so_it_is_after_a_restart() {
     // Another lease owes nothing.
     assert_eq!(turns.forget(at(1020), A), []);
     assert_eq!(turns.request(at(1020), A, 0, 500), [Revoke(B, 0)]);
+}
+
+#[test]
+fn a_lease_that_ends_is_granted_no_turn() {
+    let (mut turns, now) = (Turns::new(TIMEOUT), Instant::now());
+    turns.request(now, A, 0, 500);
+    turns.request(now, B, 0, 300);
+    turns.request(now, C, 0, 200);
+    assert_eq!(turns.returned(now, B, 0), [], "while it waits");
+    assert_eq!(turns.returned(now, A, 0), [Grant(C, 0)]);
 }
 
 #[test]
@@ -248,6 +260,7 @@ proptest! {
                 }
                 Step::Return(lease, device) => {
                     world.end_turn(LeaseId(lease), device);
+                    world.waiting.entry(device).or_default().remove(&LeaseId(lease));
                     turns.returned(now, LeaseId(lease), device)
                 }
                 Step::Exit(lease) => {
