@@ -115,7 +115,7 @@ impl LeaseIndex {
         let have_others_passed =
             before.passed != keys.passed || before.is_reclaimed != keys.is_reclaimed;
         self.used_version += u64::from(have_others_passed);
-        if before.charge != keys.charge {
+        if (&before.charge, before.is_spot) != (&keys.charge, keys.is_spot) {
             self.used_version += 1;
             let charges = before.charge.iter().chain(&keys.charge);
             let tenants = charges.map(|(tenant, _)| tenant.clone());
