@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
+use tensord_proto::share::DeviceShare;
 
 use crate::device::DeviceSpec;
 use crate::event::{DeviceGrant, DeviceRef, Endpoint};
@@ -173,6 +174,8 @@ pub struct LeasedDevice {
     pub device_ref: DeviceRef,
     /// The number of this grant: higher than that of any earlier grant of the device.
     pub grant: GrantNumber,
+    /// The part of the device that the lease has; `None` for all of it.
+    pub share: Option<DeviceShare>,
     /// The device's kind, name and memory.
     pub device: DeviceSpec,
     /// The worker's address and certificate.

@@ -7,6 +7,8 @@ use std::iter;
 use std::ops::Deref;
 use std::time::Duration;
 
+use tensord_proto::share::{DeviceShare, WHOLE_PERMILLE};
+
 /// One accelerator (or CPU) that a worker offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
@@ -18,6 +20,8 @@ pub struct DeviceSpec {
     pub memory_bytes: u64,
     /// What the bits of the device's results depend on, if the worker has reported it.
     pub fingerprint: Option<DeviceFingerprint>,
+    /// Whether several leases can share it.
+    pub takes_shares: bool,
 }
 
 /// What the bits of a device's results depend on, as a worker reports it.
@@ -62,15 +66,18 @@ pub struct Requirement {
     pub smallest_bytes: u64,
     /// The memory of its largest device, in bytes.
     pub largest_bytes: u64,
+    /// The part of its device that the lease needs; `None` for whole devices.
+    pub share: Option<Share>,
 }
 
 impl Requirement {
-    /// Returns what is needed to take the place of `devices`. `None` if the fingerprint of one is not
-    /// known, if the lease must give the same bits and one of them does not do so each time, or if
-    /// no device is like all of them.
+    /// Returns what is needed to take the place of `devices`, or of a `share` of a device. `None` if the
+    /// fingerprint of one is not known, if the lease must give the same bits and one of them does not do so each
+    /// time, or if no device is like all of them.
     pub(crate) fn of<'a>(
         devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
         durability: Durability,
+        share: Option<Share>,
     ) -> Option<Self> {
         let first = devices.clone().next()?;
         let fingerprint = first.fingerprint?;
@@ -85,6 +92,7 @@ impl Requirement {
             kind: may_differ.then(|| first.kind.clone()),
             smallest_bytes: first.memory_bytes,
             largest_bytes: first.memory_bytes,
+            share,
         };
         for device in devices {
             if !requirement.is_like(device) {
@@ -92,6 +100,10 @@ impl Requirement {
             }
             requirement.smallest_bytes = requirement.smallest_bytes.min(device.memory_bytes);
             requirement.largest_bytes = requirement.largest_bytes.max(device.memory_bytes);
+        }
+        if let Some(share) = share {
+            requirement.smallest_bytes = share.memory_bytes;
+            requirement.largest_bytes = share.memory_bytes;
         }
         Some(requirement)
     }
@@ -108,6 +120,9 @@ impl Requirement {
 
     /// Returns whether a device computes like the lease's.
     fn is_like(&self, device: &DeviceSpec) -> bool {
+        if self.share.is_some() && !device.takes_shares {
+            return false;
+        }
         match (&self.kind, device.fingerprint) {
             (Some(kind), Some(_)) => *kind == device.kind,
             (None, Some(fingerprint)) => {
@@ -130,8 +145,11 @@ pub struct Demand {
     pub devices: u32,
     /// The kind of every device; `None` accepts any kind, and a mix of kinds.
     pub kind: Option<String>,
-    /// The least memory of each device, in bytes.
+    /// The least memory of each device, in bytes; of a share, the memory that it has, or 0 for the same part of
+    /// the device's memory as of its time.
     pub memory_bytes: u64,
+    /// The part of the time of one device, in thousandths, from 1 to 999; `None` for whole devices.
+    pub share_permille: Option<u32>,
     /// Whether the lease is to go on from snapshots if a process of it dies, or at another worker if
     /// a worker is lost.
     pub durability: Durability,
@@ -151,7 +169,33 @@ impl Demand {
         let is_exact = || device.fingerprint.is_some_and(|it| it.is_exact);
         self.kind.as_ref().is_none_or(|kind| *kind == device.kind)
             && self.memory_bytes <= device.memory_bytes
+            && (self.share_permille.is_none() || device.takes_shares)
             && (self.durability != Durability::Exact || is_exact())
+    }
+
+    /// Returns the part that the lease would have of a device; `None` for all of it.
+    pub(crate) fn share_of(&self, device: &DeviceSpec) -> Option<Share> {
+        let permille = self.share_permille?;
+        let proportional =
+            u128::from(device.memory_bytes) * u128::from(permille) / u128::from(WHOLE_PERMILLE);
+        Some(Share {
+            permille,
+            memory_bytes: match self.memory_bytes {
+                0 => u64::try_from(proportional).unwrap_or(u64::MAX),
+                bytes => bytes,
+            },
+        })
+    }
+
+    /// Returns the thousandths of each device that the lease would have.
+    pub(crate) fn permille(&self) -> u64 {
+        self.share_permille.unwrap_or(WHOLE_PERMILLE).into()
+    }
+
+    /// Returns the memory that the lease would have of a device, in bytes.
+    pub(crate) fn memory_of(&self, device: &DeviceSpec) -> u64 {
+        let share = self.share_of(device);
+        share.map_or(device.memory_bytes, |share| share.memory_bytes)
     }
 
     /// Returns for how long the lease has devices at most, rounded up to a power of 2 in milliseconds, so that
@@ -165,7 +209,7 @@ impl Demand {
     /// snapshots, or may end. One on devices of several kinds could not go on.
     pub(crate) fn gives_way_on(&self, device: &DeviceSpec) -> bool {
         let is_of_one_kind = self.devices == 1 || self.kind.is_some();
-        let can_go_on = || Requirement::of(iter::once(device), self.durability).is_some();
+        let can_go_on = || Requirement::of(iter::once(device), self.durability, None).is_some();
         self.is_spot || is_of_one_kind && can_go_on()
     }
 }
@@ -200,6 +244,9 @@ impl Deref for Shape {
 
 impl fmt::Display for Demand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(permille) = self.share_permille {
+            write!(f, "{} of ", Percent(permille))?;
+        }
         let plural = if self.devices == 1 { "" } else { "s" };
         let exact = match self.durability {
             Durability::Exact => "exact ",
@@ -211,7 +258,12 @@ impl fmt::Display for Demand {
             None => write!(f, "any kind")?,
         }
         if self.memory_bytes > 0 {
-            write!(f, " with {} each", Memory(self.memory_bytes))?;
+            let each = if self.share_permille.is_some() {
+                ""
+            } else {
+                " each"
+            };
+            write!(f, " with {}{each}", Memory(self.memory_bytes))?;
         }
         f.write_str(if self.is_spot { " (spot)" } else { "" })
     }
@@ -261,6 +313,47 @@ impl fmt::Display for Inventory {
             write!(f, "{comma}{count} {kind} ({})", Memory(*memory))?;
         }
         Ok(())
+    }
+}
+
+/// A part of a device's time, and of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// The part of the time, in thousandths.
+    pub permille: u32,
+    /// The part of the memory, in bytes.
+    pub memory_bytes: u64,
+}
+
+impl From<DeviceShare> for Share {
+    fn from(share: DeviceShare) -> Self {
+        Self {
+            permille: share.permille,
+            memory_bytes: share.memory_bytes,
+        }
+    }
+}
+
+impl Share {
+    /// Returns the share with a lane.
+    pub(crate) fn in_lane(self, lane: u32) -> DeviceShare {
+        DeviceShare {
+            permille: self.permille,
+            memory_bytes: self.memory_bytes,
+            lane,
+        }
+    }
+}
+
+/// A number of thousandths, displayed in percent.
+pub(crate) struct Percent(pub(crate) u32);
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 % 10 {
+            0 => write!(f, "{} %", self.0 / 10),
+            tenth => write!(f, "{}.{tenth} %", self.0 / 10),
+        }
     }
 }
 

@@ -8,9 +8,9 @@
 //! `engine/keeper_choice.rs`, `engine/moves.rs`, `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
-//! - A device has at most one lease, and no lease has a device that does not
-//!   exist.
-//! - No lease gets a device that its worker has not released from the previous lease, or
+//! - Leases have no more of a device than there is: one has all of it, or several have shares of it. No lease
+//!   has a device that does not exist.
+//! - No lease gets a device, or a share of it, that its worker has not released from the previous lease, or
 //!   that is out of service.
 //! - No request is pending that could be granted now, or that could never be granted. Devices that are
 //!   held back for a lease or for another request cannot be granted, nor can those beyond the limit of the
@@ -20,6 +20,7 @@
 
 pub(crate) mod assignment;
 mod clients;
+mod coming;
 mod destinations;
 mod durable;
 mod handover;
@@ -245,8 +246,7 @@ impl Engine {
     /// Returns the lease of this id, if it exists.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseSnapshot> {
         let lease = self.leases.get(id)?;
-        let device =
-            |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
+        let device = |(_, granted): (&DeviceRef, &GrantedDevice)| self.pool.leased_device(*granted);
         Some(LeaseSnapshot {
             owner: lease.owner,
             devices: match lease.is_suspended() {
@@ -387,7 +387,10 @@ impl Engine {
             }
             Some(known) => {
                 for grant in grants {
-                    match known.iter_mut().find(|known| known.index == grant.index) {
+                    let is_same = |known: &&mut DeviceGrant| {
+                        (known.index, known.lane) == (grant.index, grant.lane)
+                    };
+                    match known.iter_mut().find(is_same) {
                         Some(known) => known.grant = known.grant.max(grant.grant),
                         None => known.push(grant),
                     }
@@ -414,7 +417,7 @@ impl Engine {
             return;
         };
         let mut complete = true;
-        for (device_ref, grant) in lease.lease_devices.clone() {
+        for (device_ref, granted) in lease.lease_devices.clone() {
             let unavailable = EndReason::DeviceUnavailable {
                 worker: device_ref.worker,
                 index: device_ref.index,
@@ -423,13 +426,17 @@ impl Engine {
                 complete = false;
                 continue;
             }
-            if let Some(earlier) = self.superseded_lease(device_ref, id, grant) {
+            for earlier in self.superseded_leases(id, granted) {
                 self.end_lease(earlier, Some(unavailable.clone()));
             }
             let lease = self.leases.get(id);
             let device = self.pool.device(device_ref);
             let is_equal = lease.is_none_or(|lease| lease.may_resume_at(device));
-            if !is_equal || self.pool.take(device_ref, id, grant).is_err() {
+            if !is_equal || self.pool.take(id, granted).is_err() {
+                if granted.share.is_some() {
+                    // The worker may run it, although there is not enough of the device.
+                    self.pool.record_ending(id, granted);
+                }
                 return self.end_lease(id, Some(unavailable));
             }
         }
@@ -456,20 +463,20 @@ impl Engine {
         }
     }
 
-    /// Returns the other lease that has this device by an earlier grant than `grant`. Two
-    /// leases can claim the same device only if both date from before a restart; the one
+    /// Returns the other leases that have a device of which a lease was granted all, or the same lane, by
+    /// earlier grants. Two leases can claim the same device so only if both date from before a restart; the one
     /// with the earlier grant has ended.
-    fn superseded_lease(
-        &self,
-        device_ref: DeviceRef,
-        lease: LeaseId,
-        grant: GrantNumber,
-    ) -> Option<LeaseId> {
-        let holder = self
-            .pool
-            .holder(device_ref)
-            .filter(|holder| *holder != lease)?;
-        let held_by = self.leases.get(holder)?.lease_devices.get(&device_ref)?;
-        (self.pool.may_be_valid(device_ref, grant) && *held_by < grant).then_some(holder)
+    fn superseded_leases(&self, lease: LeaseId, granted: GrantedDevice) -> Vec<LeaseId> {
+        if !self.pool.may_be_valid(granted) {
+            return Vec::new();
+        }
+        let device_ref = granted.device_ref;
+        let conflicting = self.pool.conflicting(lease, granted);
+        let is_earlier = |other: &LeaseId| {
+            let other = self.leases.get(*other);
+            let held_by = other.and_then(|other| other.lease_devices.get(&device_ref));
+            held_by.is_some_and(|held_by| held_by.grant < granted.grant)
+        };
+        conflicting.filter(is_earlier).collect()
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId};
+use tensord_proto::share::{DeviceShare, lane};
 
 use crate::device::{Demand, DeviceSpec, Durability};
 use crate::tenants::{Policy, TenantName};
@@ -288,13 +289,17 @@ pub struct HeldDevice {
     pub grant: GrantNumber,
     /// Whether the lease has ended and the device is not free of it yet.
     pub ended: bool,
+    /// The part of the device that the lease has; `None` for all of it.
+    pub share: Option<DeviceShare>,
 }
 
-/// A grant of one of a worker's devices.
+/// A grant of one of a worker's devices, or of a share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceGrant {
     /// The device's position in the worker's list.
     pub index: u32,
+    /// The lane of the share; 0 for the whole device.
+    pub lane: u32,
     /// The grant's number.
     pub grant: GrantNumber,
 }
@@ -374,6 +379,27 @@ pub struct GrantedDevice {
     pub device_ref: DeviceRef,
     /// The grant's number.
     pub grant: GrantNumber,
+    /// The part of the device that the lease has; `None` for all of it.
+    pub share: Option<DeviceShare>,
+}
+
+impl DeviceRef {
+    /// The first of all.
+    pub(crate) const FIRST: Self = Self {
+        worker: WorkerId(0),
+        index: 0,
+    };
+}
+
+impl GrantedDevice {
+    /// Returns the grant, as the device's worker knows it.
+    pub(crate) fn device_grant(&self) -> DeviceGrant {
+        DeviceGrant {
+            index: self.device_ref.index,
+            lane: lane(self.share),
+            grant: self.grant,
+        }
+    }
 }
 
 /// One device of the pool.

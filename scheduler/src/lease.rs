@@ -11,10 +11,10 @@ use std::mem;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
+use tensord_proto::share::lane;
 
-use crate::device::{DeviceSpec, Durability, Requirement};
+use crate::device::{DeviceSpec, Durability, Requirement, Share};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::options::Options;
 use crate::reason::EndReason;
@@ -32,9 +32,9 @@ pub(crate) struct Lease {
     /// What the lease has of the pool, or had until it was suspended or lost.
     pub(crate) charge: Amounts,
     /// All devices of the lease in the order of its ranks, including those of workers that have yet
-    /// to join, each with the grant by which the lease has it. Those of one worker are next to each
+    /// to join, each with the grant by which the lease has it, or a share of it. Those of one worker are next to each
     /// other. Empty while the lease is suspended.
-    pub(crate) lease_devices: IndexMap<DeviceRef, GrantNumber>,
+    pub(crate) lease_devices: IndexMap<DeviceRef, GrantedDevice>,
     /// When the lease was granted; the start of the engine if that is not known.
     pub(crate) granted_at: Timestamp,
     /// Since when it has its devices.
@@ -230,7 +230,10 @@ impl Lease {
     ) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
         let mut dropped = mem::take(&mut self.lease_devices);
         self.add(lease_devices);
-        dropped.retain(|device_ref, _| !self.lease_devices.contains_key(device_ref));
+        dropped.retain(|device_ref, before| {
+            let known = self.lease_devices.get(device_ref);
+            known.is_none_or(|known| lane(known.share) != lane(before.share))
+        });
         grants_by_worker(&dropped)
     }
 
@@ -238,7 +241,7 @@ impl Lease {
     pub(crate) fn add(&mut self, lease_devices: &[GrantedDevice]) {
         let lease_devices = lease_devices
             .iter()
-            .map(|granted| (granted.device_ref, granted.grant));
+            .map(|granted| (granted.device_ref, *granted));
         self.lease_devices.extend(lease_devices);
     }
 
@@ -252,6 +255,14 @@ impl Lease {
     /// Returns the grants by which the lease has its devices, by worker.
     pub(crate) fn grants(&self) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
         grants_by_worker(&self.lease_devices)
+    }
+
+    /// Returns the part of a device that the lease has, or had until it was suspended; `None` for whole devices.
+    pub(crate) fn share(&self) -> Option<Share> {
+        let granted = self.lease_devices.first();
+        let granted = granted.map(|(_, granted)| granted.share.map(Share::from));
+        let suspended = || self.parts.first().map(|part| part.requirement.share);
+        granted.or_else(suspended).flatten()
     }
 
     /// Returns the keeper of a lease that has all its devices on one worker, if it has a keeper.
@@ -408,12 +419,12 @@ impl Lease {
 
 /// Groups the grants of devices by worker, in the order of the workers' ids.
 fn grants_by_worker(
-    devices: &IndexMap<DeviceRef, GrantNumber>,
+    devices: &IndexMap<DeviceRef, GrantedDevice>,
 ) -> Vec<(WorkerId, Vec<DeviceGrant>)> {
     let mut by_worker = BTreeMap::<_, Vec<_>>::new();
-    for (&DeviceRef { worker, index }, &grant) in devices {
-        let grants = by_worker.entry(worker).or_default();
-        grants.push(DeviceGrant { index, grant });
+    for granted in devices.values() {
+        let grants = by_worker.entry(granted.device_ref.worker).or_default();
+        grants.push(granted.device_grant());
     }
     by_worker.into_iter().collect()
 }

@@ -36,7 +36,9 @@ mod waiting;
 mod tests;
 
 pub use command::{Command, LeasedDevice, Peer};
-pub use device::{Demand, DeviceFingerprint, DeviceSpec, Durability, Inventory, Requirement};
+pub use device::{
+    Demand, DeviceFingerprint, DeviceSpec, Durability, Inventory, Requirement, Share,
+};
 pub use engine::Engine;
 pub use event::{
     Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HandedOver,

@@ -1,6 +1,6 @@
 //! The workers, their devices, and which lease has which device.
 //!
-//! The pool guarantees that a device has at most one lease, and decides whether a demand
+//! The pool guarantees that leases do not have more of a device than there is, and decides whether a demand
 //! can be met now, later, or never. It must not know clients, requests, or why a lease
 //! begins or ends.
 
@@ -9,25 +9,29 @@ mod fitting;
 mod grant_numbers;
 mod held_back;
 mod index;
+mod room;
 mod worker;
 mod worker_mut;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::Duration;
 
-use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, WorkerId};
+#[cfg(test)]
+use tensord_proto::share::DeviceShare;
 
 use crate::command::LeasedDevice;
-use crate::device::{DeviceSpec, Inventory};
+use crate::device::{DeviceSpec, Inventory, Share};
 use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Outages, Registration, StreamId};
 use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use held_back::HeldBack;
 pub(crate) use index::{DeviceClass, WorkerIndex};
-use worker::Usage;
+pub(crate) use room::Room;
 pub(crate) use worker::Worker;
+use worker::{Usage, excludes};
 use worker_mut::{Entry, keys_of};
 
 /// All workers that have joined and are not lost.
@@ -38,6 +42,8 @@ pub(crate) struct Pool {
     held_back: HeldBack,
     /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
+    /// Whether a lease has got a share of a device, so that another one may get a share of it, too.
+    is_newly_shared: bool,
 }
 
 /// The verdict on a demand.
@@ -194,32 +200,73 @@ impl Pool {
 
 /// Leases take and release devices.
 impl Pool {
-    /// Takes a device for a lease by a grant that has not ended. Taking it again for the
+    /// Takes a device, or a share of it, for a lease by a grant that has not ended. Taking it again for the
     /// same lease changes nothing.
     pub(crate) fn take(
         &mut self,
-        device_ref: DeviceRef,
         lease: LeaseId,
-        grant: GrantNumber,
+        granted: GrantedDevice,
     ) -> Result<(), Unavailable> {
-        if !self.may_be_valid(device_ref, grant) {
+        let device_ref = granted.device_ref;
+        if !self.may_be_valid(granted) {
             return Err(Unavailable);
         }
         let worker = self.worker_mut(device_ref.worker);
-        if !worker.is_some_and(|mut worker| worker.take(device_ref.index, lease, grant)) {
+        if !worker.is_some_and(|mut worker| worker.take(lease, granted)) {
             return Err(Unavailable);
         }
-        self.held_back.remove(device_ref);
-        self.record_grant(device_ref, grant);
+        let was_held_back = self.held_back.remove(device_ref);
+        if granted.share.is_some() {
+            // Others may get the rest of the device.
+            self.changed |= was_held_back;
+            self.is_newly_shared = true;
+        }
+        self.record_grant(granted);
         Ok(())
     }
 
-    /// Returns the lease that has a device, if any.
-    pub(crate) fn holder(&self, device_ref: DeviceRef) -> Option<LeaseId> {
-        *self
-            .get(device_ref.worker)?
-            .leases
-            .get(device_ref.index as usize)?
+    /// Returns whether a lease has got a share of a device since the last call.
+    pub(crate) fn take_newly_shared(&mut self) -> bool {
+        mem::take(&mut self.is_newly_shared)
+    }
+
+    /// Returns the leases that have a device, or shares of it.
+    pub(crate) fn holders_of(&self, device_ref: DeviceRef) -> impl Iterator<Item = LeaseId> {
+        let worker = self.get(device_ref.worker).into_iter();
+        let holders = worker.flat_map(move |worker| worker.holders(device_ref.index));
+        holders.map(|holder| holder.lease)
+    }
+
+    /// Returns the other leases that have what a lease was granted: the device, or the lane.
+    pub(crate) fn conflicting(
+        &self,
+        lease: LeaseId,
+        granted: GrantedDevice,
+    ) -> impl Iterator<Item = LeaseId> {
+        let DeviceRef { worker, index } = granted.device_ref;
+        let worker = self.get(worker).into_iter();
+        let holders = worker.flat_map(move |worker| worker.holders(index));
+        let others = holders.filter(move |it| it.lease != lease);
+        let conflicting = others.filter(move |it| excludes(it.share, granted.share));
+        conflicting.map(|holder| holder.lease)
+    }
+
+    /// Returns the first lane of a device that no lease has.
+    pub(crate) fn free_lane(&self, device_ref: DeviceRef) -> u32 {
+        let worker = self.get(device_ref.worker);
+        worker.map_or(0, |worker| worker.free_lane(device_ref.index))
+    }
+
+    /// Returns what is left of a device beside the leases that have shares of it.
+    pub(crate) fn left_of(&self, device_ref: DeviceRef) -> Option<Room> {
+        let worker = self.get(device_ref.worker)?;
+        worker.left_of(device_ref.index, false)
+    }
+
+    /// Returns what leases could get of a device that others have shares of, once it is released by ended leases.
+    pub(crate) fn coming_room(&self, device_ref: DeviceRef) -> Option<Room> {
+        let worker = self.get(device_ref.worker)?;
+        worker.room(device_ref.index, false)
     }
 
     /// Takes the devices granted by `grants` on a worker from `lease`; they stay
@@ -234,10 +281,11 @@ impl Pool {
 
     /// Records the worker's report that an ended lease still uses a device. This grant and
     /// all earlier ones have ended.
-    pub(crate) fn record_ending(&mut self, worker: WorkerId, lease: LeaseId, grant: DeviceGrant) {
-        self.record_ended(worker, &[grant]);
+    pub(crate) fn record_ending(&mut self, lease: LeaseId, granted: GrantedDevice) {
+        let worker = granted.device_ref.worker;
+        self.record_ended(worker, &[granted.device_grant()]);
         if let Some(mut worker) = self.worker_mut(worker) {
-            worker.record_ending(lease, grant);
+            worker.record_ending(lease, granted);
         }
     }
 
@@ -264,23 +312,38 @@ impl Pool {
         self.change(worker, |worker| worker.set_out_of_service(devices));
     }
 
-    /// Returns how the devices are used that `accepts` accepts as suitable for `lease`, which waits.
+    /// Returns how the devices are used that `accepts` accepts as suitable for `lease`, which waits, and needs
+    /// the share of one that `share_of` returns.
     pub(crate) fn suitable(
         &self,
         lease: LeaseId,
         accepts: impl Fn(WorkerId, &DeviceSpec) -> bool,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
     ) -> SuitableDevices {
         let mut suitable = SuitableDevices::default();
         for (worker, known) in self.workers() {
             let free_before = suitable.free;
-            for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
+            for (index, device, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
+                let room = known.room(index, true);
+                let has_room = share_of(device)
+                    .zip(room)
+                    .is_some_and(|(share, room)| room.has_room(share));
                 let holder = self.held_back.holder(DeviceRef { worker, index });
                 match (usage, holder) {
                     (Usage::Free, Some(holder)) if holder != lease => {
                         *suitable.held_back.entry(holder).or_default() += 1;
                     }
                     (Usage::Free, _) => suitable.free += 1,
-                    (Usage::Leased(by), _) => *suitable.leased.entry(by).or_default() += 1,
+                    (Usage::Leased, Some(holder)) if has_room && holder != lease => {
+                        *suitable.held_back.entry(holder).or_default() += 1;
+                    }
+                    (Usage::Leased, _) if has_room => suitable.free += 1,
+                    (Usage::Leased, _) => {
+                        suitable.leased_devices += 1;
+                        for by in known.holders(index) {
+                            *suitable.leased.entry(by.lease).or_default() += 1;
+                        }
+                    }
                     (Usage::Ending, _) => suitable.ending += 1,
                     (Usage::Draining, _) => suitable.draining += 1,
                     (Usage::OutOfService, _) => suitable.out_of_service += 1,
@@ -325,11 +388,16 @@ impl Pool {
     }
 
     pub(crate) fn leased_device(&self, granted: GrantedDevice) -> Option<LeasedDevice> {
-        let GrantedDevice { device_ref, grant } = granted;
+        let GrantedDevice {
+            device_ref,
+            grant,
+            share,
+        } = granted;
         let registration = &self.get(device_ref.worker)?.registration;
         Some(LeasedDevice {
             device_ref,
             grant,
+            share,
             device: registration.devices.get(device_ref.index as usize)?.clone(),
             worker: registration.endpoint.clone(),
         })
@@ -350,6 +418,12 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
+    /// Returns what ended leases had of a device that have not left it.
+    pub(crate) fn ending_shares(&self, device_ref: DeviceRef) -> Vec<Option<DeviceShare>> {
+        let worker = self.get(device_ref.worker);
+        worker.map_or_else(Vec::new, |it| it.ending_shares(device_ref.index).collect())
+    }
+
     /// Asserts that the index is that of the workers.
     pub(crate) fn check_index(&self) {
         let mut index = WorkerIndex::default();

@@ -11,6 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
@@ -177,6 +178,16 @@ impl Queue {
     pub(crate) fn latest_arrival_until(&self, time: Timestamp) -> Option<Arrival> {
         let mut until = self.by_arrival.range(..=(time, u64::MAX));
         until.next_back().map(|(arrival, _)| *arrival)
+    }
+
+    /// Returns when the first of the requests arrived that did so after this time; of all if it is `None`.
+    pub(crate) fn first_arrival_after(&self, time: Option<Timestamp>) -> Option<Timestamp> {
+        let after = match time {
+            Some(time) => Bound::Excluded((time, u64::MAX)),
+            None => Bound::Unbounded,
+        };
+        let mut later = self.by_arrival.range((after, Bound::Unbounded));
+        later.next().map(|((arrived_at, _), _)| *arrived_at)
     }
 
     /// Returns the request that arrived first.

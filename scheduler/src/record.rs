@@ -137,7 +137,7 @@ impl LeaseRecord {
             return None;
         }
         let devices = lease.lease_devices.iter();
-        let devices = devices.map(|(&device_ref, &grant)| GrantedDevice { device_ref, grant });
+        let devices = devices.map(|(_, granted)| *granted);
         let keeper = |(&source, keeper): (&WorkerId, &Keeper)| RecordedKeeper {
             source,
             part: keeper.part,

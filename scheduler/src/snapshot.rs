@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
+use tensord_proto::share::DeviceShare;
 
 use crate::command::LeasedDevice;
 use crate::device::DeviceSpec;
@@ -91,10 +92,8 @@ pub struct WorkerSnapshot {
 pub struct DeviceSnapshot {
     /// The device's kind, name and memory.
     pub device: DeviceSpec,
-    /// Whether a lease has the device.
-    pub leased: bool,
-    /// The lease that has the device.
-    pub lease: Option<LeaseId>,
+    /// The lease that has the device, or those that have shares of it.
+    pub leases: Vec<(LeaseId, Option<DeviceShare>)>,
     /// Whether the device is not free of an ended lease: the worker has not reported it
     /// released.
     pub ending: bool,

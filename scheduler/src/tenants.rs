@@ -25,7 +25,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::device::{DeviceSpec, Memory};
+use tensord_proto::share::WHOLE_PERMILLE;
+
+use crate::device::{Demand, DeviceSpec, Memory, Share};
 
 pub(crate) use order::{Guaranteed, Kinds, Shares, guaranteed, order};
 pub(crate) use past::PastUse;
@@ -107,10 +109,10 @@ pub struct TenantLimit {
 impl TenantPolicy {
     /// Returns whether a tenant that has `used` is guaranteed `more`, too.
     pub(crate) fn guarantees(&self, used: &Amounts, more: &Amounts) -> bool {
-        more.devices.iter().all(|(kind, count)| {
+        more.permille.iter().all(|(kind, count)| {
             let most = self.guaranteed.get(kind).copied().unwrap_or_default();
-            let has = used.devices.get(kind).copied().unwrap_or_default();
-            has + count <= u64::from(most)
+            let has = used.permille.get(kind).copied().unwrap_or_default();
+            has + count <= in_permille(most)
         })
     }
 }
@@ -129,19 +131,20 @@ impl fmt::Display for TenantLimit {
 }
 
 impl TenantLimit {
-    /// Returns whether a tenant that has `used` may get `count` devices like this one. If each of the devices
-    /// of a lease passes, the lease does, too.
-    pub(crate) fn allows(&self, used: &Amounts, device: &DeviceSpec, count: u32) -> bool {
-        let count = u64::from(count.max(1));
+    /// Returns whether a tenant that has `used` may get as many devices like this one as are demanded, or such a
+    /// share of it. If each of the devices of a lease passes, the lease does, too.
+    pub(crate) fn allows(&self, used: &Amounts, device: &DeviceSpec, demand: &Demand) -> bool {
+        let count = u64::from(demand.devices.max(1));
         let left = self.devices.get(&device.kind).map(|max| {
-            let has = used.devices.get(&device.kind).copied();
-            u64::from(*max).saturating_sub(has.unwrap_or_default())
+            let has = used.permille.get(&device.kind).copied();
+            in_permille(*max).saturating_sub(has.unwrap_or_default())
         });
         let bytes_left = self
             .memory_bytes
             .map(|max| u128::from(max).saturating_sub(used.memory_bytes));
-        let needed_bytes = u128::from(device.memory_bytes) * u128::from(count);
-        left.is_none_or(|left| left >= count) && bytes_left.is_none_or(|left| left >= needed_bytes)
+        let needed_bytes = u128::from(demand.memory_of(device)) * u128::from(count);
+        left.is_none_or(|left| left >= count * demand.permille())
+            && bytes_left.is_none_or(|left| left >= needed_bytes)
     }
 
     /// Returns whether a tenant that has `used` may have `more`, too.
@@ -150,8 +153,9 @@ impl TenantLimit {
         all.add(more);
         let is_within = |(kind, max): (&String, &u32)| {
             // A tenant keeps what it has when its limit becomes lower.
-            let added = more.devices.get(kind).copied().unwrap_or_default();
-            added == 0 || all.devices.get(kind).copied().unwrap_or_default() <= u64::from(*max)
+            let added = more.permille.get(kind).copied().unwrap_or_default();
+            let all = all.permille.get(kind).copied();
+            added == 0 || all.unwrap_or_default() <= in_permille(*max)
         };
         self.devices.iter().all(is_within)
             && self
@@ -171,15 +175,20 @@ pub struct TenantCounts {
     pub requests: usize,
 }
 
-/// Devices that a lease or a tenant has, or the pool.
+/// Devices and shares of devices that a lease or a tenant has, or the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// The number of devices of each kind.
-    pub devices: BTreeMap<String, u64>,
-    /// The number of devices of all kinds.
-    pub all: u64,
+    /// The devices of each kind, in thousandths of one.
+    pub permille: BTreeMap<String, u64>,
+    /// The devices of all kinds, in thousandths of one.
+    pub all_permille: u64,
     /// The sum of their memory, in bytes.
     pub memory_bytes: u128,
+}
+
+/// Returns a number of devices in thousandths.
+fn in_permille(devices: u32) -> u64 {
+    u64::from(devices) * u64::from(WHOLE_PERMILLE)
 }
 
 /// The part of its devices for which a spot lease counts in the share of its tenant.
@@ -187,13 +196,14 @@ const SPOT_CHARGE: f64 = 0.25;
 
 /// No devices.
 pub(crate) static NOTHING: Amounts = Amounts {
-    devices: BTreeMap::new(),
-    all: 0,
+    permille: BTreeMap::new(),
+    all_permille: 0,
     memory_bytes: 0,
 };
 
 impl Amounts {
     /// Returns the sum of these devices.
+    #[cfg(test)]
     pub(crate) fn of<'a>(devices: impl IntoIterator<Item = &'a DeviceSpec>) -> Self {
         let mut amounts = Self::default();
         for device in devices {
@@ -204,44 +214,61 @@ impl Amounts {
 
     /// Adds devices of a kind, or of a kind that is not known, with this memory each.
     pub(crate) fn add_devices(&mut self, kind: Option<&str>, count: u64, memory_bytes: u64) {
-        match kind.map(|kind| (kind, self.devices.get_mut(kind))) {
-            Some((_, Some(known))) => *known += count,
-            Some((kind, None)) => drop(self.devices.insert(kind.to_owned(), count)),
+        let memory_bytes = u128::from(count) * u128::from(memory_bytes);
+        self.add_permille(kind, count * u64::from(WHOLE_PERMILLE), memory_bytes);
+    }
+
+    /// Adds thousandths of devices of a kind, or of a kind that is not known, with this memory together.
+    pub(crate) fn add_permille(&mut self, kind: Option<&str>, permille: u64, memory_bytes: u128) {
+        match kind.map(|kind| (kind, self.permille.get_mut(kind))) {
+            Some((_, Some(known))) => *known += permille,
+            Some((kind, None)) => drop(self.permille.insert(kind.to_owned(), permille)),
             None => {}
         }
-        self.all += count;
-        self.memory_bytes += u128::from(count) * u128::from(memory_bytes);
+        self.all_permille += permille;
+        self.memory_bytes += memory_bytes;
+    }
+
+    /// Adds a device, or a share of it.
+    pub(crate) fn add_share(&mut self, device: &DeviceSpec, share: Option<Share>) {
+        match share {
+            None => self.add_devices(Some(&device.kind), 1, device.memory_bytes),
+            Some(share) => {
+                let (permille, memory_bytes) = (share.permille.into(), share.memory_bytes.into());
+                self.add_permille(Some(&device.kind), permille, memory_bytes);
+            }
+        }
     }
 
     /// Adds other devices.
     pub(crate) fn add(&mut self, other: &Self) {
-        for (kind, count) in &other.devices {
-            match self.devices.get_mut(kind) {
+        for (kind, count) in &other.permille {
+            match self.permille.get_mut(kind) {
                 Some(known) => *known += count,
-                None => drop(self.devices.insert(kind.clone(), *count)),
+                None => drop(self.permille.insert(kind.clone(), *count)),
             }
         }
-        self.all += other.all;
+        self.all_permille += other.all_permille;
         self.memory_bytes += other.memory_bytes;
     }
 
     /// Takes devices away that were added before.
     pub(crate) fn subtract(&mut self, other: &Self) {
-        for (kind, count) in &other.devices {
-            if let Some(known) = self.devices.get_mut(kind) {
+        for (kind, count) in &other.permille {
+            if let Some(known) = self.permille.get_mut(kind) {
                 *known -= count;
                 if *known == 0 {
-                    self.devices.remove(kind);
+                    self.permille.remove(kind);
                 }
             }
         }
-        self.all -= other.all;
+        self.all_permille -= other.all_permille;
         self.memory_bytes -= other.memory_bytes;
     }
 
     /// Returns whether these are no devices.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.all == 0
+        self.all_permille == 0
     }
 
     /// Returns the largest of the parts that these are of the resources of the pool: 0 for none, 1 for all
@@ -252,13 +279,17 @@ impl Amounts {
             false => 0.0,
         };
         let of = |amounts: &Self, kind| {
-            let count = amounts.devices.get(kind).copied();
+            let count = amounts.permille.get(kind).copied();
             count.unwrap_or_default() as f64
         };
-        let kinds = self.devices.iter();
+        let kinds = self.permille.iter();
         let kinds = kinds.map(|(kind, used)| part(*used as f64, of(spot, kind), of(pool, kind)));
         let others = [
-            part(self.all as f64, spot.all as f64, pool.all as f64),
+            part(
+                self.all_permille as f64,
+                spot.all_permille as f64,
+                pool.all_permille as f64,
+            ),
             part(
                 self.memory_bytes as f64,
                 spot.memory_bytes as f64,
@@ -272,7 +303,7 @@ impl Amounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{cuda, flex};
+    use crate::tests::{cuda, demand_of, flex};
 
     fn limit(devices: &[(&str, u32)], gib: Option<u64>) -> TenantLimit {
         let devices = devices.iter().map(|(kind, max)| ((*kind).into(), *max));
@@ -297,7 +328,7 @@ mod tests {
             (limit(&[], Some(1)), cuda(1), 1, false),
         ];
         for (limit, device, count, expected) in cases {
-            let allowed = limit.allows(&used, &device, count);
+            let allowed = limit.allows(&used, &device, &demand_of(count, None));
             assert_eq!(allowed, expected, "{count} of {device:?} within {limit:?}");
             let more = vec![device; count as usize];
             let all = limit.allows_all(&used, &Amounts::of(&more));

@@ -27,6 +27,8 @@ mod reservation_model;
 mod reservations;
 mod restart;
 mod several_workers;
+mod share_model;
+mod shares;
 mod spot;
 mod spot_model;
 mod stores;
@@ -181,6 +183,7 @@ pub(crate) fn device(kind: &str, gib: u64) -> DeviceSpec {
         name: format!("{kind} device"),
         memory_bytes: gib << 30,
         fingerprint: None,
+        takes_shares: true,
     }
 }
 
@@ -287,6 +290,7 @@ fn join_holding(id: u64, devices: &[DeviceSpec], held: &[(u64, u32)]) -> Event {
         index,
         grant: old_grant(lease),
         ended: false,
+        share: None,
     });
     worker(
         id,
@@ -398,6 +402,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
             .map(|&(worker, index)| GrantedDevice {
                 device_ref: device_ref(worker, index),
                 grant: old_grant(lease),
+                share: None,
             })
             .collect(),
         durability: Durability::Off,
@@ -421,7 +426,7 @@ fn request(id: u64, request: u64, devices: u32) -> Event {
 }
 
 /// A demand of devices of a kind, or of any, without further wishes.
-fn demand_of(devices: u32, kind: Option<&str>) -> Demand {
+pub(crate) fn demand_of(devices: u32, kind: Option<&str>) -> Demand {
     Demand {
         devices,
         kind: kind.map(Into::into),
@@ -430,6 +435,7 @@ fn demand_of(devices: u32, kind: Option<&str>) -> Demand {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        share_permille: None,
     }
 }
 

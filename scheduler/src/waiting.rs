@@ -72,6 +72,8 @@ pub enum Waiter {
 pub struct NeededDevices {
     /// The number.
     pub count: usize,
+    /// The part of the device's time that is needed, in thousandths; `None` for whole devices.
+    pub share_permille: Option<u32>,
     /// Whether all must be of one worker.
     pub at_one_worker: bool,
     /// The suitable devices of the pool.
@@ -85,7 +87,9 @@ pub struct SuitableDevices {
     pub free: usize,
     /// The largest number of these at one worker.
     pub free_at_one_worker: usize,
-    /// The number of devices that each lease has.
+    /// The number of devices that leases have, or have shares of.
+    pub leased_devices: usize,
+    /// The number of devices that each lease has, or has a share of.
     pub leased: BTreeMap<LeaseId, usize>,
     /// The number of free devices that are held back for each lease or request which waits for more.
     pub held_back: BTreeMap<LeaseId, usize>,

@@ -26,6 +26,22 @@ pub(crate) fn exact_bytes(bytes: u64) -> String {
     format!("{amount} {}", UNITS[unit])
 }
 
+/// Formats a number that is given in thousandths, with the decimals that it needs.
+pub(crate) fn thousandths(n: u64) -> String {
+    match n % 1000 {
+        0 => format!("{}", n / 1000),
+        part => {
+            let decimals = format!("{part:03}");
+            format!("{}.{}", n / 1000, decimals.trim_end_matches('0'))
+        }
+    }
+}
+
+/// Formats a part of a whole that is given in thousandths, such as `25 %` or `12.5 %`.
+pub(crate) fn percent(permille: u32) -> String {
+    format!("{} %", thousandths(u64::from(permille) * 100))
+}
+
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -87,6 +103,24 @@ mod tests {
         for (bytes, expected) in cases {
             assert_eq!(exact_bytes(bytes), expected);
         }
+    }
+
+    #[test]
+    fn fractions_have_no_trailing_zeros() {
+        let cases = [
+            (0, "0"),
+            (1, "0.001"),
+            (250, "0.25"),
+            (1250, "1.25"),
+            (2000, "2"),
+        ];
+        for (n, expected) in cases {
+            assert_eq!(thousandths(n), expected);
+        }
+        assert_eq!(
+            [1, 125, 250, 1000].map(percent),
+            ["0.1 %", "12.5 %", "25 %", "100 %"]
+        );
     }
 
     #[test]

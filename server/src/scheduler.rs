@@ -22,6 +22,7 @@ mod lease_records;
 mod past_use;
 mod renewals;
 mod service;
+mod share_messages;
 mod stream;
 mod tenants;
 mod usage;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+use serde_json::Number;
 
 use crate::failure::Failure;
 
@@ -14,6 +15,13 @@ use crate::failure::Failure;
 pub(crate) fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string_pretty(value);
     text.expect("numbers, texts and lists serialize without failing") + "\n"
+}
+
+/// Returns a number that is given in thousandths for JSON: a whole number where it is one.
+pub(crate) fn thousandths(n: u64) -> Number {
+    let fraction = Number::from_f64(n as f64 / 1000.0);
+    let fraction = fraction.filter(|_| !n.is_multiple_of(1000));
+    fraction.unwrap_or_else(|| (n / 1000).into())
 }
 
 /// Prints `text` as it stands, without adding a newline. A closed pipe, as in

@@ -7,6 +7,7 @@ use tensord_proto::ids::{ClientId, LeaseId, RequestId};
 
 use super::{AttachedClient, Engine};
 use crate::command::Command;
+use crate::device::{DeviceSpec, Share};
 use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
 use crate::queue::QueuedRequest;
@@ -198,11 +199,8 @@ impl Engine {
             demand,
             ..
         } = granted;
-        let lease_devices = self.assign_grant_numbers(lease_devices);
-        for &GrantedDevice { device_ref, grant } in &lease_devices {
-            let taken = self.pool.take(device_ref, lease, grant);
-            assert!(taken.is_ok(), "{device_ref:?} must be free");
-        }
+        let share_of = |device: &DeviceSpec| demand.share_of(device);
+        let lease_devices = self.take_devices(lease, lease_devices, share_of);
         let devices = lease_devices
             .iter()
             .filter_map(|device_ref| self.pool.leased_device(*device_ref));
@@ -224,23 +222,35 @@ impl Engine {
         (granted.granted_at, granted.running_since) = (self.now, self.now);
         self.leases.insert(lease, granted);
         self.update_charge(lease);
-        self.pool.give_up_held_back(lease);
+        self.pool.give_up_held_back(&BTreeSet::from([lease]));
     }
 
-    /// Numbers the grants of free devices: with the engine's next number, or with the
-    /// number after the latest grant that the worker knows if that is higher, for example
-    /// because the state of an earlier scheduler was lost. A worker's report affects the
-    /// numbers of its own devices only.
-    pub(super) fn assign_grant_numbers(
+    /// Takes free devices for a lease, or of each the share that `share_of` returns.
+    ///
+    /// The grants have the engine's next number, or the number after the latest grant that the worker knows if
+    /// that is higher, for example because the state of an earlier scheduler was lost. A worker's report affects
+    /// the numbers of its own devices only.
+    pub(super) fn take_devices(
         &mut self,
-        lease_devices: Vec<DeviceRef>,
+        lease: LeaseId,
+        devices: Vec<DeviceRef>,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
     ) -> Vec<GrantedDevice> {
         self.granted = self.granted.next().unwrap_or(self.granted);
-        let number = |device_ref| GrantedDevice {
-            device_ref,
-            grant: self.granted.max(self.pool.next_grant(device_ref)),
-        };
-        lease_devices.into_iter().map(number).collect()
+        let mut taken = Vec::new();
+        for device_ref in devices {
+            let share = self.pool.device(device_ref).and_then(&share_of);
+            let lane = self.pool.free_lane(device_ref);
+            let granted = GrantedDevice {
+                device_ref,
+                grant: self.granted.max(self.pool.next_grant(device_ref)),
+                share: share.map(|share| share.in_lane(lane)),
+            };
+            let is_taken = self.pool.take(lease, granted).is_ok();
+            assert!(is_taken, "{device_ref:?} must be free");
+            taken.push(granted);
+        }
+        taken
     }
 
     pub(super) fn refuse(&mut self, client: ClientId, request: RequestId, reason: RefuseReason) {

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::coming::Coming;
 use super::reclaim::Borrowed;
 use crate::device::Demand;
 use crate::event::DeviceRef;
@@ -23,8 +24,8 @@ const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
 /// What requests can expect that are entitled to devices.
 #[derive(Default)]
 struct Expected {
-    /// The devices that are free or will be, each with whether it is free now.
-    coming: BTreeMap<DeviceRef, bool>,
+    /// The devices that are free or will be.
+    coming: Coming,
     /// What tenants have, with what requests before would get.
     used: BTreeMap<TenantName, Amounts>,
     /// The leases that could be suspended.
@@ -93,7 +94,7 @@ impl Engine {
             waiting.retain(|id| !self.go_on_or_wait(*id));
             if !before_spot.is_empty() {
                 let now = self.pool.free_or_ending();
-                expected.coming.retain(|it, _| now.contains_key(it));
+                expected.coming.devices.retain(|it, _| now.contains_key(it));
                 self.hold_back_for(before_spot, &mut expected);
             }
             spot.retain(|id| !self.go_on_or_wait(*id));
@@ -116,7 +117,7 @@ impl Engine {
             self.queue.get(*id).is_some() && !is_entitled
         };
         let stale = self.pool.holders().filter(is_stale).collect();
-        self.pool.drop_held_back(&stale)
+        self.pool.give_up_held_back(&stale)
     }
 
     /// Returns what these requests can expect.
@@ -124,7 +125,7 @@ impl Engine {
         match entitled.is_empty() {
             true => Expected::default(),
             false => Expected {
-                coming: self.pool.free_or_ending(),
+                coming: Coming::of(&self.pool, entitled.iter().map(|it| &it.demand)),
                 used: self.used_by_tenants().clone(),
                 borrowed: self.borrowed_leases(entitled),
             },
@@ -141,35 +142,44 @@ impl Engine {
         } = expected;
         for entitled in requests {
             let may_have = self.may_have(used, &entitled);
+            if let Some(shared) = coming.take_room(&self.pool, &entitled.demand, &may_have) {
+                // A request before may need a share of the device, too.
+                if !self.pool.is_held_back(shared) {
+                    self.pool.hold_back(entitled.lease, vec![shared]);
+                }
+                self.count(used, &entitled, &[shared]);
+                continue;
+            }
             let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
-            let for_request = coming.iter().filter(fits).map(|(at, free)| (*at, *free));
+            let for_request = coming
+                .devices
+                .iter()
+                .filter(fits)
+                .map(|(at, free)| (*at, *free));
             let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
             let wanted = entitled.demand.devices as usize;
             let mut missing = wanted.saturating_sub(free.len() + ending.len());
-            let useful = borrowed
-                .iter()
-                .map(|it| it.useful_for(&entitled, &may_have));
+            let candidates = self.possible_victims(borrowed, &entitled, &may_have);
+            let useful = candidates.iter().map(|(_, candidate)| candidate.useful);
             if useful.sum::<usize>() < missing {
                 continue;
             }
             // The next request cannot count on these leases, too.
-            borrowed.retain(|it| {
-                let useful = it.useful_for(&entitled, &may_have);
-                let is_used = missing > 0 && useful > 0;
-                missing = missing.saturating_sub(if is_used { useful } else { 0 });
-                !is_used
-            });
+            for (_, candidate) in candidates {
+                if missing > 0 {
+                    missing = missing.saturating_sub(candidate.useful);
+                    borrowed.retain(|it| !candidate.leases.contains(&it.lease));
+                }
+            }
             let free = free.into_iter().map(|(device_ref, _)| device_ref);
             let free: Vec<_> = free.collect();
             let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
             let ending = ending.take(wanted.saturating_sub(free.len()));
             let held = self.pool.choose(&free, wanted).unwrap_or(free);
             let taken: Vec<_> = held.iter().copied().chain(ending).collect();
-            for device_ref in &taken {
-                coming.remove(device_ref);
-            }
+            coming.take(&self.pool, &entitled.demand, &taken);
             self.pool.hold_back(entitled.lease, held);
-            self.count(used, entitled.tenant, &taken);
+            self.count(used, &entitled, &taken);
         }
     }
 
@@ -236,15 +246,16 @@ impl Engine {
         usable
     }
 
-    /// Counts devices as those of a tenant.
+    /// Counts devices as those of a request's tenant.
     pub(super) fn count(
         &self,
         used: &mut BTreeMap<TenantName, Amounts>,
-        tenant: TenantName,
+        entitled: &Entitled,
         devices: &[DeviceRef],
     ) {
-        let devices = devices.iter().filter_map(|it| self.pool.device(*it));
-        let devices = Amounts::of(devices);
-        used.entry(tenant).or_default().add(&devices);
+        let used = used.entry(entitled.tenant.clone()).or_default();
+        for device in devices.iter().filter_map(|it| self.pool.device(*it)) {
+            used.add_share(device, entitled.demand.share_of(device));
+        }
     }
 }

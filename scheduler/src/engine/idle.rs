@@ -21,7 +21,9 @@ use std::time::Duration;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
+use super::coming::Coming;
 use super::waiting::WaitingPart;
+use crate::device::{DeviceSpec, Share};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
@@ -147,7 +149,8 @@ impl Engine {
         if !self.is_wanted(&idle) {
             return false;
         }
-        let mut coming: BTreeSet<_> = self.pool.free_or_ending().into_keys().collect();
+        let mut with_rooms = Coming::of(&self.pool, self.queue.shapes().map(|shape| &**shape));
+        let mut coming: BTreeSet<_> = with_rooms.devices.keys().copied().collect();
         let mut used = self.used_by_tenants().clone();
         let mut in_vain = BTreeSet::new();
         let mut has_suspended = false;
@@ -157,6 +160,9 @@ impl Engine {
                 .get(id)
                 .map(|it| (it.tenant.clone(), it.demand.clone()));
             if kind.as_ref().is_some_and(|kind| in_vain.contains(kind)) {
+                continue;
+            }
+            if self.take_coming_room(id, &used, &mut with_rooms) {
                 continue;
             }
             let waiter = self.waiter(id, &used);
@@ -177,10 +183,43 @@ impl Engine {
             }
             coming.retain(|device_ref| !chosen.freed.contains(device_ref));
             if let Some(tenant) = waiter.and_then(|waiter| waiter.tenant) {
-                self.count(&mut used, tenant, &[chosen.coming, chosen.freed].concat());
+                let used = used.entry(tenant).or_default();
+                for device_ref in chosen.coming.iter().chain(&chosen.freed) {
+                    if let Some(device) = self.pool.device(*device_ref) {
+                        used.add_share(device, self.share_that_waits(id, device));
+                    }
+                }
             }
         }
         has_suspended
+    }
+
+    /// Returns the part of a device that a request or lease needs which waits; `None` for all of it.
+    fn share_that_waits(&self, id: LeaseId, device: &DeviceSpec) -> Option<Share> {
+        match self.queue.get(id) {
+            Some(request) => request.demand.share_of(device),
+            None => self.leases.get(id)?.share(),
+        }
+    }
+
+    /// Takes the room that there will be for a request, whose tenant has `used`, beside leases that have shares of
+    /// a device. Returns whether there is some.
+    fn take_coming_room(
+        &self,
+        id: LeaseId,
+        used: &BTreeMap<TenantName, Amounts>,
+        coming: &mut Coming,
+    ) -> bool {
+        let Some(request) = self
+            .queue
+            .get(id)
+            .filter(|it| it.demand.share_permille.is_some())
+        else {
+            return false;
+        };
+        let usable = self.usable_by(request, used);
+        let room = coming.take_room(&self.pool, &request.demand, &usable);
+        room.is_some()
     }
 
     /// Returns whether a request or a lease waits for devices.
@@ -188,7 +227,7 @@ impl Engine {
         !self.queue.is_empty() || self.has_waiting_lease()
     }
 
-    fn has_waiting_lease(&self) -> bool {
+    pub(super) fn has_waiting_lease(&self) -> bool {
         self.leases.index().unsettled().any(|id| {
             let lease = self.leases.get(id);
             lease.is_some_and(|lease| match lease.standing {
@@ -225,6 +264,8 @@ impl Engine {
             let due_at = since + self.options.idle_timeout;
             if due_at > self.now {
                 next = next.into_iter().chain([due_at]).min();
+            } else if lease.share().is_some() {
+                // Its time goes to the others that share its device, as long as it needs none.
             } else if self.check_suspend(id, Suspender::Idleness).is_ok() {
                 due.push(IdleLease {
                     lease: id,

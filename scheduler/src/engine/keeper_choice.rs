@@ -76,7 +76,9 @@ impl Engine {
         let count = devices.len();
         let devices = devices.iter().map(|it| self.pool.device(*it));
         let devices = devices.collect::<Option<Vec<_>>>()?;
-        let Some(requirement) = Requirement::of(devices.into_iter(), lease.durability) else {
+        let Some(requirement) =
+            Requirement::of(devices.into_iter(), lease.durability, lease.share())
+        else {
             return Some(Chosen {
                 keeper: None,
                 stability: Stability::default(),

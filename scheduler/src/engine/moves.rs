@@ -373,7 +373,7 @@ impl Engine {
         let are_replaceable = |here: &Vec<DeviceRef>| {
             let known = here.iter().filter_map(|it| self.pool.device(*it));
             let is_unknown = known.clone().next().is_none();
-            is_unknown || Requirement::of(known, lease.durability).is_some()
+            is_unknown || Requirement::of(known, lease.durability, lease.share()).is_some()
         };
         match devices.values().all(are_replaceable) {
             true => Ok(lease),
@@ -425,17 +425,14 @@ impl Engine {
             load_stored,
             stored,
         } = elsewhere;
-        let old_grants = lease.grants();
+        let (old_grants, share) = (lease.grants(), lease.share());
         let passed = self.comes_after_guaranteed(id);
         let passed = passed.then(|| self.passed_by(None, &devices));
         self.end_grants(id, old_grants);
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let workers: BTreeSet<_> = places.iter().copied().collect();
-        let (lease_devices, now) = (self.assign_grant_numbers(devices), self.now);
-        for &GrantedDevice { device_ref, grant } in &lease_devices {
-            let taken = self.pool.take(device_ref, id, grant);
-            assert!(taken.is_ok(), "{device_ref:?} must be free");
-        }
+        let lease_devices = self.take_devices(id, devices, |_| share);
+        let now = self.now;
         let Some(mut lease) = self.leases.get_mut(id) else {
             return false;
         };
@@ -480,8 +477,7 @@ impl Engine {
         if lease.is_suspended() {
             return;
         }
-        let device =
-            |(&device_ref, &grant)| self.pool.leased_device(GrantedDevice { device_ref, grant });
+        let device = |(_, granted): (&DeviceRef, &GrantedDevice)| self.pool.leased_device(*granted);
         let devices = lease.lease_devices.iter().map(device);
         let load_stored = lease.load_stored.clone();
         if let Some(devices) = devices.collect() {

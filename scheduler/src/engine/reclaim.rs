@@ -28,8 +28,9 @@ use std::time::Duration;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement};
-use crate::device::{DeviceSpec, Requirement};
+use crate::device::{Demand, DeviceSpec, Requirement, Share};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
@@ -50,9 +51,11 @@ struct Room {
 
 /// A borrowed lease that could be suspended.
 pub(super) struct Borrowed {
-    lease: LeaseId,
+    pub(super) lease: LeaseId,
     tenant: TenantName,
     devices: BTreeSet<DeviceRef>,
+    /// The part that it has of its device; `None` if it has whole devices.
+    device_share: Option<Share>,
     /// The requests whose reservations it has passed.
     passed: BTreeSet<LeaseId>,
     is_spot: bool,
@@ -65,16 +68,37 @@ pub(super) struct Borrowed {
     granted_at: Timestamp,
 }
 
-/// A borrowed lease that has devices which a request could get.
-struct Victim {
-    lease: LeaseId,
+/// A borrowed lease that has devices which a request could get, or leases that share such a device.
+pub(super) struct Victim {
+    pub(super) leases: Vec<LeaseId>,
     /// The number of these devices.
-    useful: usize,
+    pub(super) useful: usize,
     /// The number of all its devices.
     all: usize,
     is_spot: bool,
     share: u64,
     granted_at: Timestamp,
+}
+
+impl Victim {
+    /// Returns one lease, or several that share a device, with so many devices which a request could get.
+    fn of(leases: &[&Borrowed], useful: usize) -> Self {
+        let shares = leases.iter().map(|it| it.share);
+        let granted_at = leases.iter().map(|it| it.granted_at);
+        Self {
+            leases: leases.iter().map(|it| it.lease).collect(),
+            useful,
+            all: leases
+                .iter()
+                .map(|it| it.devices.len())
+                .max()
+                .unwrap_or_default(),
+            is_spot: leases.iter().all(|it| it.is_spot),
+            // They deserve to be spared as much as the one that deserves it most.
+            share: shares.min().unwrap_or_default(),
+            granted_at: granted_at.min().unwrap_or_default(),
+        }
+    }
 }
 
 impl Engine {
@@ -86,22 +110,30 @@ impl Engine {
         if waiting.is_empty() || self.awaits_claims() {
             return false;
         }
-        let (mut coming, mut used) = (self.pool.free_or_ending(), self.used_by_tenants().clone());
+        let demands = waiting.iter().map(|entitled| &entitled.demand);
+        let mut coming = Coming::of(&self.pool, demands);
+        let mut used = self.used_by_tenants().clone();
         let mut borrowed = self.borrowed_leases(&waiting);
         let mut has_suspended = false;
         for entitled in waiting {
             let may_have = self.may_have(&used, &entitled);
             let held = self.pool.held_back_for(entitled.lease);
+            if held.is_empty()
+                && let Some(shared) = coming.take_room(&self.pool, &entitled.demand, &may_have)
+            {
+                self.count(&mut used, &entitled, &[shared]);
+                continue;
+            }
             let fits = |device_ref: &&DeviceRef| may_have.contains(device_ref);
-            let mut provided: Vec<_> = coming.keys().filter(fits).copied().collect();
+            let mut provided: Vec<_> = coming.devices.keys().filter(fits).copied().collect();
             let wanted = (entitled.demand.devices as usize).saturating_sub(held.len());
             provided.truncate(wanted);
             let missing = wanted - provided.len();
             let Some(victims) = self.victims(&borrowed, &entitled, &may_have, missing) else {
                 continue;
             };
-            coming.retain(|device_ref, _| !provided.contains(device_ref));
-            let mut freed = Vec::new();
+            coming.take(&self.pool, &entitled.demand, &provided);
+            let mut freed = BTreeSet::new();
             for victim in victims {
                 let at = borrowed.iter().position(|it| it.lease == victim);
                 let Some(victim) = at.map(|at| borrowed.remove(at)) else {
@@ -113,13 +145,10 @@ impl Engine {
                 }
             }
             // The next request may use what this one does not need.
-            let left_over = freed.split_off(missing.min(freed.len()));
-            coming.extend(left_over.into_iter().map(|device_ref| (device_ref, false)));
-            self.count(
-                &mut used,
-                entitled.tenant,
-                &[held, provided, freed].concat(),
-            );
+            let mut freed: Vec<_> = freed.into_iter().collect();
+            coming.add(freed.split_off(missing.min(freed.len())));
+            coming.take(&self.pool, &entitled.demand, &freed);
+            self.count(&mut used, &entitled, &[held, provided, freed].concat());
         }
         has_suspended
     }
@@ -146,20 +175,10 @@ impl Engine {
         if missing == 0 {
             return Some(Vec::new());
         }
-        let candidates = borrowed.iter().filter_map(|it| {
-            let useful = it.useful_for(entitled, may_have);
-            let victim = Victim {
-                lease: it.lease,
-                useful,
-                all: it.devices.len(),
-                is_spot: it.is_spot,
-                share: it.share,
-                granted_at: it.granted_at,
-            };
-            (useful > 0).then_some((it.suspendable_at, victim))
-        });
-        let (too_early, candidates): (Vec<_>, Vec<_>) =
-            candidates.partition(|(suspendable_at, _)| *suspendable_at > self.now);
+        let candidates = self.possible_victims(borrowed, entitled, may_have);
+        let (too_early, candidates): (Vec<_>, Vec<_>) = candidates
+            .into_iter()
+            .partition(|(suspendable_at, _)| *suspendable_at > self.now);
         let candidates: Vec<_> = candidates.into_iter().map(|(_, victim)| victim).collect();
         let useful = |candidates: &[Victim]| candidates.iter().map(|it| it.useful).sum::<usize>();
         let mut all = useful(&candidates);
@@ -184,6 +203,65 @@ impl Engine {
         None
     }
 
+    /// Returns what could be suspended for a request, which may have these devices, and from when on: leases, and
+    /// for each device that leases share those of them that make room for the request.
+    pub(super) fn possible_victims(
+        &self,
+        borrowed: &[Borrowed],
+        entitled: &Entitled,
+        may_have: &BTreeSet<DeviceRef>,
+    ) -> Vec<(Timestamp, Victim)> {
+        let (mut candidates, mut sharing) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
+        for it in borrowed {
+            let useful = it.useful_for(entitled, may_have);
+            match it.device_share {
+                _ if useful == 0 => {}
+                Some(_) => {
+                    let device_ref = it.devices.first().copied();
+                    sharing.entry(device_ref).or_default().push(it);
+                }
+                None => candidates.push((it.suspendable_at, Victim::of(&[it], useful))),
+            }
+        }
+        let sharing = sharing.into_iter();
+        let sharing = sharing.filter_map(|(device_ref, sharing)| {
+            let is_due = |it: &&Borrowed| it.suspendable_at <= self.now;
+            let due = sharing.iter().copied().filter(is_due).collect();
+            let due = self.sharing_to_suspend(device_ref?, due, &entitled.demand);
+            let all = || self.sharing_to_suspend(device_ref?, sharing, &entitled.demand);
+            let chosen = due.or_else(all)?;
+            let at = chosen.iter().map(|it| it.suspendable_at).max()?;
+            Some((at, Victim::of(&chosen, 1)))
+        });
+        candidates.extend(sharing);
+        candidates
+    }
+
+    /// Returns those leases which must be suspended of the ones that share a device, for a request that demands
+    /// it or a share of it; `None` if these are not enough.
+    fn sharing_to_suspend<'a>(
+        &self,
+        device_ref: DeviceRef,
+        sharing: Vec<&'a Borrowed>,
+        demand: &Demand,
+    ) -> Option<Vec<&'a Borrowed>> {
+        let device = self.pool.device(device_ref)?;
+        let Some(needed) = demand.share_of(device) else {
+            let is_all = sharing.len() == self.pool.holders_of(device_ref).count();
+            return is_all.then_some(sharing);
+        };
+        let room = self.pool.left_of(device_ref)?;
+        let mut shares: Vec<_> = sharing
+            .into_iter()
+            .filter_map(|it| Some((it.device_share?, it)))
+            .collect();
+        // Of equal shares, the first makes room.
+        shares.sort_by_key(|(_, it)| (Reverse(it.share), Reverse(it.granted_at)));
+        let spot = shares.iter().filter(|(_, it)| it.is_spot).copied();
+        let spot = few_shares(room, spot.collect(), needed);
+        spot.or_else(|| few_shares(room, shares, needed))
+    }
+
     /// Returns the borrowed leases that could be suspended for one of these requests, apart from devices that a
     /// lease would get which waits and comes before all requests.
     pub(super) fn borrowed_leases(&self, entitled: &[Entitled]) -> Vec<Borrowed> {
@@ -206,6 +284,7 @@ impl Engine {
                     lease: id,
                     tenant: tenant.clone(),
                     devices: self.without_needed(lease, &needed),
+                    device_share: lease.share(),
                     passed: lease.passed.clone(),
                     is_spot: lease.is_spot,
                     suspendable_at: room.from,
@@ -344,7 +423,8 @@ impl Borrowed {
 fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
     candidates.sort_by_key(|victim| {
         let by_merit = (Reverse(victim.share), Reverse(victim.granted_at));
-        (victim.useful, victim.all, by_merit, victim.lease)
+        let size = (victim.useful, victim.leases.len(), victim.all);
+        (size, by_merit, victim.leases.clone())
     });
     let mut chosen = Vec::new();
     let mut left = missing;
@@ -355,7 +435,7 @@ fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
         let at = candidates.partition_point(|victim| victim.useful < wanted);
         let victim = candidates.remove(at);
         left = left.saturating_sub(victim.useful);
-        chosen.push(victim.lease);
+        chosen.extend(victim.leases);
     }
     chosen
 }
@@ -371,7 +451,7 @@ mod tests {
     fn check(victims: &[(usize, f64, u64)], missing: usize, expected: &[u64]) {
         let victims = (0..).zip(victims);
         let victims = victims.map(|(id, (count, share, granted_at))| Victim {
-            lease: LeaseId(id),
+            leases: vec![LeaseId(id)],
             useful: *count,
             all: *count,
             is_spot: false,
@@ -408,7 +488,7 @@ mod tests {
     #[test]
     fn a_lease_with_other_devices_is_spared() {
         let victim = |lease, all| Victim {
-            lease: LeaseId(lease),
+            leases: vec![LeaseId(lease)],
             useful: 1,
             all,
             is_spot: false,

@@ -358,7 +358,7 @@ impl Engine {
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |lease: LeaseId, shape: &Shape| {
             let may_have = |device: &DeviceSpec| {
-                limit.allows(used, device, shape.devices) && self.may_pass(lease, shape, device)
+                limit.allows(used, device, shape) && self.may_pass(lease, shape, device)
             };
             self.pool.free_for(shape, may_have) >= shape.devices as usize
         };
@@ -436,7 +436,7 @@ impl Engine {
     /// Returns whether a tenant with this limit may have as many devices as requests of this shape need, if it
     /// has no others.
     fn is_within_limit(&self, demand: &Demand, limit: &TenantLimit) -> bool {
-        let may_have = |device: &DeviceSpec| limit.allows(&NOTHING, device, demand.devices);
+        let may_have = |device: &DeviceSpec| limit.allows(&NOTHING, device, demand);
         self.pool.offers(demand, may_have) >= demand.devices as usize
     }
 
@@ -456,7 +456,7 @@ impl Engine {
         let (lease, demand) = (request.lease, &request.demand);
         let limit = &self.policy_of(&request.tenant).limit;
         move |device| {
-            let is_within_limit = limit.allows(used, device, demand.devices);
+            let is_within_limit = limit.allows(used, device, demand);
             is_within_limit && demand.accepts(device) && self.may_pass(lease, demand, device)
         }
     }

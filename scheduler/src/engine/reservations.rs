@@ -180,6 +180,13 @@ impl Engine {
         self.queue.latest_arrival_until(latest)
     }
 
+    /// Returns when the next request will have waited for long enough for a reservation.
+    pub(super) fn next_reservation_at(&self) -> Option<Timestamp> {
+        let latest_due = self.now.checked_sub(self.options.reserve_after);
+        let next = self.queue.first_arrival_after(latest_due)?;
+        Some(next + self.options.reserve_after)
+    }
+
     /// Returns the reservations that there should be now.
     fn reservations_now(&self) -> Reservations {
         let latest = self.latest_due();
@@ -196,9 +203,8 @@ impl Engine {
         let mut all = Vec::new();
         for (_, tenant, rank, shape) in due {
             let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
-            let may_have = |device: &DeviceSpec| {
-                shape.accepts(device) && limit.allows(used, device, shape.devices)
-            };
+            let may_have =
+                |device: &DeviceSpec| shape.accepts(device) && limit.allows(used, device, shape);
             let wanted = shape.devices as usize;
             if self.pool.offers(shape, may_have) < wanted {
                 continue;
@@ -256,8 +262,10 @@ impl Engine {
         let free = self.pool.free_or_ending().into_keys();
         let mut coming: BTreeSet<_> = free.collect();
         coming.extend(self.pool.held_back_for(request));
+        // The end of a lease frees its devices, or its share of one.
+        let whole = |id: LeaseId| self.leases.get(id).filter(|it| it.share().is_none());
         for lease in self.leases.index().passing(request) {
-            let lease = self.leases.get(lease);
+            let lease = whole(lease);
             coming.extend(lease.into_iter().flat_map(|it| it.lease_devices.keys()));
         }
         coming.retain(|device_ref| usable.contains(device_ref));
@@ -265,7 +273,7 @@ impl Engine {
             return Some(self.now);
         }
         for (at, id) in self.leases.index().time_over() {
-            let lease = self.leases.get(id);
+            let lease = whole(id);
             let devices = lease.into_iter().flat_map(|it| it.lease_devices.keys());
             coming.extend(devices.filter(|it| usable.contains(*it)));
             if coming.len() >= wanted {

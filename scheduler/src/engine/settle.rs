@@ -12,8 +12,12 @@ impl Engine {
         loop {
             self.move_leases();
             self.process_queue();
-            // A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
-            if !self.drop_stale_holds() && !self.suspend_idle() && !self.reclaim() {
+            // A lease may go on beside one that has got a share of a device. A grant may bring a tenant beyond its
+            // guarantee, and a reclaim may bring one within it.
+            let is_newly_shared = self.pool.take_newly_shared();
+            let may_move = self.has_waiting_lease() || !self.pool.index().draining().is_empty();
+            let is_shared = is_newly_shared && may_move;
+            if !is_shared && !self.drop_stale_holds() && !self.suspend_idle() && !self.reclaim() {
                 break;
             }
         }
@@ -40,6 +44,7 @@ impl Engine {
             self.ranked_at + RANK_INTERVAL,
         ]);
         let times = times.chain(self.reclaim_at).chain(self.idle_at);
+        let times = times.chain(self.next_reservation_at());
         let times = times.filter(|at| *at > self.now);
         let never = Timestamp::from_millis(u64::MAX);
         times.min().unwrap_or(never)

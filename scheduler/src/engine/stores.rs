@@ -74,7 +74,7 @@ impl Engine {
         let devices = lease.lease_devices.keys();
         let here = devices.filter(|device_ref| device_ref.worker == worker);
         let here = here.filter_map(|device_ref| self.pool.device(*device_ref));
-        Requirement::of(here, lease.durability)
+        Requirement::of(here, lease.durability, lease.share())
     }
 
     /// Returns the workers with a stream that have a snapshot store open, and stay.

@@ -120,7 +120,8 @@ impl Engine {
             // The devices of a worker that is lost are not known any more.
             let stored = lease.stored.get(&source).map(|stored| &stored.requirement);
             let requirement = keeper.map(|keeper| &keeper.requirement).or(stored).cloned();
-            let requirement = requirement.or_else(|| Requirement::of(devices, lease.durability));
+            let requirement =
+                requirement.or_else(|| Requirement::of(devices, lease.durability, lease.share()));
             let requirement = requirement.ok_or(CannotMove::NotReplaceable)?;
             let is_kept = match (lease.kept_at.get(&source), soon) {
                 (Some(KeptHere::WithRoom), _) | (Some(KeptHere::WithoutRoom) | None, true) => true,

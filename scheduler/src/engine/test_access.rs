@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tensord_proto::ids::LeaseId;
+use tensord_proto::share::DeviceShare;
 
 use super::Engine;
 use crate::event::DeviceRef;
@@ -46,9 +47,20 @@ impl Engine {
         self.pool.held_back()
     }
 
+    /// Returns what ended leases had of a device that have not left it.
+    pub(crate) fn ending_shares(&self, device_ref: DeviceRef) -> Vec<Option<DeviceShare>> {
+        self.pool.ending_shares(device_ref)
+    }
+
     /// Returns what counts of the shares that a tenant has had in the order of the requests.
     pub(crate) fn ranked_past_share(&self, tenant: &TenantName) -> f64 {
         self.past.of(tenant, self.ranked_at)
+    }
+
+    /// Returns whether the past counts otherwise now than when the requests were put in order last, as the devices
+    /// of the pool have changed since.
+    pub(crate) fn is_past_newer_than_order(&self) -> bool {
+        self.past.is_set_after(self.ranked_at)
     }
 
     pub(crate) fn used_for_spot(&self) -> &BTreeMap<TenantName, Amounts> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use crate::device::DeviceSpec;
+use crate::device::{DeviceSpec, Share};
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, Shares, TenantCounts, TenantName, TenantPolicy, policy_of};
@@ -108,9 +108,12 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
-        let devices = lease.lease_devices.keys();
-        let devices = devices.filter_map(|device_ref| self.pool.device(*device_ref));
-        let charge = Amounts::of(devices);
+        let mut charge = Amounts::default();
+        for (device_ref, granted) in &lease.lease_devices {
+            if let Some(device) = self.pool.device(*device_ref) {
+                charge.add_share(device, granted.share.map(Share::from));
+            }
+        }
         if let Some(mut lease) = self.leases.get_mut(id) {
             lease.charge = charge;
         }
@@ -121,7 +124,7 @@ impl Engine {
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
         let (tenant, demand) = (&queued.tenant, &queued.demand);
         let (limit, used) = (&self.policy_of(tenant).limit, self.used_by(tenant));
-        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand.devices);
+        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand);
         self.pool.offers(demand, may_have) < demand.devices as usize
     }
 

@@ -188,8 +188,9 @@ impl Engine {
         };
         NeededDevices {
             count,
+            share_permille: requirement.share.map(|share| share.permille),
             at_one_worker: true,
-            suitable: self.pool.suitable(id, is_suitable),
+            suitable: self.pool.suitable(id, is_suitable, |_| requirement.share),
         }
     }
 
@@ -210,9 +211,9 @@ impl Engine {
 
     fn waiting_request(&self, queued: &QueuedRequest) -> Waiting {
         let demand = &queued.demand;
-        let suitable = self
-            .pool
-            .suitable(queued.lease, |_, device| demand.accepts(device));
+        let accepts = |_, device: &DeviceSpec| demand.accepts(device);
+        let share_of = |device: &DeviceSpec| demand.share_of(device);
+        let suitable = self.pool.suitable(queued.lease, accepts, share_of);
         Waiting {
             lease: queued.lease,
             client: Some(queued.client),
@@ -229,6 +230,7 @@ impl Engine {
             },
             needs: vec![NeededDevices {
                 count: demand.devices as usize,
+                share_permille: demand.share_permille,
                 at_one_worker: false,
                 suitable,
             }],

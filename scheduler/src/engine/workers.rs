@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
-use crate::event::{
-    DeviceGrant, DeviceRef, GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent,
-};
+use crate::event::{DeviceRef, GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent};
 use crate::lease::Lease;
 use crate::reason::EndReason;
 
@@ -87,11 +85,17 @@ impl Engine {
             lease,
             index,
             grant,
+            share,
             ..
         } in ended
         {
-            let grant = DeviceGrant { index, grant };
-            self.pool.record_ending(worker, lease, grant);
+            let device_ref = DeviceRef { worker, index };
+            let granted = GrantedDevice {
+                device_ref,
+                grant,
+                share,
+            };
+            self.pool.record_ending(lease, granted);
         }
         for (lease, grants) in self.pool.ending(worker) {
             self.send_end(worker, lease, grants);
@@ -132,17 +136,20 @@ impl Engine {
             lease,
             index,
             grant,
+            share,
             ..
         } in held
         {
             let device_ref = DeviceRef { worker, index };
-            self.pool.record_grant(device_ref, grant);
-            held_by_lease
-                .entry(lease)
-                .or_default()
-                .push(GrantedDevice { device_ref, grant });
+            let granted = GrantedDevice {
+                device_ref,
+                grant,
+                share,
+            };
+            self.pool.record_grant(granted);
+            held_by_lease.entry(lease).or_default().push(granted);
         }
-        // If a worker runs two leases on one device, the one that the engine knows stays.
+        // If a worker runs two leases on one device, or on one lane of it, the one that the engine knows stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
             .into_iter()
             .partition(|(id, _)| self.leases.get(*id).is_some());
@@ -179,14 +186,11 @@ impl Engine {
             }
             // The lease ended, or has no right to these devices.
             Some(_) | None => {
-                let grant = |granted: &GrantedDevice| DeviceGrant {
-                    index: granted.device_ref.index,
-                    grant: granted.grant,
-                };
-                let grants: Vec<_> = lease_devices.iter().map(grant).collect();
-                for &grant in &grants {
-                    self.pool.record_ending(worker, id, grant);
+                for granted in &lease_devices {
+                    self.pool.record_ending(id, *granted);
                 }
+                let grants = lease_devices.iter().map(GrantedDevice::device_grant);
+                let grants = grants.collect();
                 return self.send_end(worker, id, grants);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::worker::{Usage, Worker};
-use super::{DeviceClass, Feasibility, Pool};
+use super::{DeviceClass, Feasibility, Pool, Room};
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::placement::{self, Candidate};
@@ -22,7 +22,16 @@ impl Pool {
     ) -> Feasibility {
         let wanted = demand.devices as usize;
         let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
-        let held_back = self.held_back_for(lease);
+        let mut held_back = self.held_back_for(lease);
+        let shared = self.with_room_for(demand, &may_have);
+        let own = held_back.iter().copied();
+        let share_of =
+            |device: &DeviceSpec| demand.share_of(Some(device).filter(|it| accepts(it))?);
+        let mut own = own.filter(|it| self.has_room(*it, share_of));
+        if let Some(shared) = shared.or_else(|| own.next()) {
+            return Feasibility::Fits(vec![shared]);
+        }
+        held_back.retain(|it| self.is_free(*it));
         let is_allowed = |device_ref: &DeviceRef| self.device(*device_ref).is_some_and(accepts);
         if held_back.len() == wanted && held_back.iter().all(is_allowed) {
             return Feasibility::Fits(held_back);
@@ -56,20 +65,41 @@ impl Pool {
         placement::choose(candidates.collect(), wanted)
     }
 
+    /// Returns whether nothing has a device, and a lease may get it now.
+    fn is_free(&self, device_ref: DeviceRef) -> bool {
+        let worker = self.get(device_ref.worker);
+        worker.is_some_and(|worker| worker.usage(device_ref.index) == Usage::Free)
+    }
+
     /// Returns the number of devices that leases may get now or later, and `demand` and `may_have` accept.
     pub(crate) fn offers(&self, demand: &Demand, may_have: impl Fn(&DeviceSpec) -> bool) -> usize {
         let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
         self.index().offered().count(accepts)
     }
 
-    /// Returns the number of devices that any lease may get now, and `demand` and `may_have` accept.
+    /// Returns the number of devices that any lease may get now, and `demand` and `may_have` accept. Those that
+    /// leases share count as one if one of them has room for the share that is demanded.
     pub(crate) fn free_for(
         &self,
         demand: &Demand,
         may_have: impl Fn(&DeviceSpec) -> bool,
     ) -> usize {
+        let shared = self.with_room_for(demand, &may_have);
         let accepts = |device: &DeviceSpec| demand.accepts(device) && may_have(device);
-        self.index().free().count(accepts)
+        self.index().free().count(accepts) + usize::from(shared.is_some())
+    }
+
+    /// Returns a device that leases share with room for the share that is demanded, if it is one: of the devices
+    /// with the least memory, the one with the least room.
+    fn with_room_for(
+        &self,
+        demand: &Demand,
+        may_have: impl Fn(&DeviceSpec) -> bool,
+    ) -> Option<DeviceRef> {
+        demand.share_permille?;
+        let accepts = |device: &&DeviceSpec| demand.accepts(device) && may_have(device);
+        let share_of = |device: &DeviceSpec| demand.share_of(Some(device).filter(accepts)?);
+        self.index().with_room(share_of).next()
     }
 
     /// Returns the classes of the devices that leases may get now or later.
@@ -96,11 +126,20 @@ impl Pool {
             .collect()
     }
 
+    /// Returns what leases could get of the devices that others have shares of and that are not held back, once
+    /// these are released by ended leases.
+    pub(crate) fn coming_rooms(&self) -> BTreeMap<DeviceRef, Room> {
+        let devices = self.usages().map(|(device_ref, ..)| device_ref);
+        let devices = devices.filter(|it| self.held_back.holder(*it).is_none());
+        let rooms = devices.filter_map(|it| Some((it, self.coming_room(it)?)));
+        rooms.collect()
+    }
+
     /// Returns the accepted devices that are in use, or free, of workers that stay: a new lease could get
     /// them if they were free.
     pub(crate) fn usable(&self, accepts: impl Fn(&DeviceSpec) -> bool) -> BTreeSet<DeviceRef> {
         let usable = self.usages().filter(|(device_ref, device, usage)| {
-            let is_usable = matches!(usage, Usage::Free | Usage::Leased(_) | Usage::Ending);
+            let is_usable = matches!(usage, Usage::Free | Usage::Leased | Usage::Ending);
             is_usable && self.is_connected(device_ref.worker) && accepts(device)
         });
         usable.map(|(device_ref, ..)| device_ref).collect()

@@ -6,7 +6,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Pool;
 use super::worker::Worker;
-use crate::device::{DeviceSpec, Requirement};
+use crate::device::{DeviceSpec, Requirement, Share};
 use crate::event::DeviceRef;
 
 impl Pool {
@@ -58,11 +58,14 @@ impl Pool {
             let free = key.free.count(|device| requirement.accepts(device));
             free >= count
         });
+        let with_room = self.with_room(lease, requirement).into_iter();
+        let with_room = with_room.map(|it| it.worker);
         let own = self.held_back_for(lease).into_iter();
         let own = own.map(|device_ref| device_ref.worker);
         let own = own.filter(|worker| self.has_free(*worker, lease, requirement, count));
         groups
             .flat_map(|(_, group)| group.by_id())
+            .chain(with_room)
             .chain(own)
             .collect()
     }
@@ -100,8 +103,36 @@ impl Pool {
         equal.count() >= count
     }
 
+    /// Returns the devices with room for the share that a requirement needs, and that are not held back for
+    /// another lease than this one.
+    fn with_room(&self, lease: LeaseId, requirement: &Requirement) -> Vec<DeviceRef> {
+        if requirement.share.is_none() {
+            return Vec::new();
+        }
+        let share_of =
+            |device: &DeviceSpec| requirement.share.filter(|_| requirement.accepts(device));
+        let held_back = self.held_back_for(lease).into_iter();
+        let held_back = held_back.filter(|it| self.has_room(*it, share_of));
+        self.index.with_room(share_of).chain(held_back).collect()
+    }
+
+    /// Returns whether a device that leases share has room for the share of it that `share_of` returns.
+    pub(super) fn has_room(
+        &self,
+        device_ref: DeviceRef,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
+    ) -> bool {
+        let share = self.device(device_ref).and_then(share_of);
+        let worker = self.get(device_ref.worker);
+        let room = worker.and_then(|worker| worker.room(device_ref.index, true));
+        share
+            .zip(room)
+            .is_some_and(|(share, room)| room.has_room(share))
+    }
+
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another
-    /// lease: at most `count`, those first that have the fingerprint of the lease's devices.
+    /// lease: at most `count`, those first that have the fingerprint of the lease's devices, and of these those
+    /// that other leases have shares of, if that is enough.
     pub(crate) fn fitting(
         &self,
         worker: WorkerId,
@@ -110,9 +141,15 @@ impl Pool {
         count: usize,
     ) -> Vec<DeviceRef> {
         let accepts = |device: &DeviceSpec| requirement.accepts(device);
+        let share_of =
+            |device: &DeviceSpec| requirement.share.filter(|_| requirement.accepts(device));
+        let devices = self.get(worker).into_iter().flat_map(Worker::devices);
+        let devices = devices.map(|(index, ..)| DeviceRef { worker, index });
+        let with_room = devices.filter(|it| self.has_room(*it, share_of));
         let known = self.get(worker).into_iter();
         let free = known.flat_map(|known| known.free(&accepts));
         let free = free.map(|(_, index)| DeviceRef { worker, index });
+        let free = with_room.chain(free);
         let fits = |device_ref: &DeviceRef| {
             let holder = self.held_back.holder(*device_ref);
             holder.is_none_or(|holder| holder == lease)

@@ -2,52 +2,57 @@
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::WorkerId;
+use tensord_proto::share::{MAX_LANES, lane};
 
 use super::Pool;
 use super::worker::Grants;
-use crate::event::{DeviceGrant, DeviceRef};
+use crate::event::{DeviceGrant, DeviceRef, GrantedDevice};
 
 impl Pool {
     /// Returns whether a grant of a device may still be valid: it is later than every grant
-    /// known to have ended.
-    pub(crate) fn may_be_valid(&self, device_ref: DeviceRef, grant: GrantNumber) -> bool {
-        let grants = self.grants(device_ref);
-        grants.is_some_and(|grants| grant > grants.ended)
+    /// known to have ended that excludes it.
+    pub(crate) fn may_be_valid(&self, granted: GrantedDevice) -> bool {
+        let grants = self.grants(granted.device_ref);
+        grants.is_some_and(|grants| grants.may_be_valid(lane(granted.share), granted.grant))
     }
 
     /// Returns whether a device can have been granted with this number: it is not above every known grant.
     pub(crate) fn may_be_granted(&self, device_ref: DeviceRef, grant: GrantNumber) -> bool {
         let grants = self.grants(device_ref);
-        grants.is_some_and(|grants| grant <= grants.latest)
+        grants.is_some_and(|grants| grant <= grants.latest())
     }
 
     /// Returns a number above every known grant of the device.
     pub(crate) fn next_grant(&self, device_ref: DeviceRef) -> GrantNumber {
         let latest = self
             .grants(device_ref)
-            .map_or(GrantNumber::ZERO, |g| g.latest);
+            .map_or(GrantNumber::ZERO, Grants::latest);
         latest.next().unwrap_or(latest)
     }
 
     /// Records that this grant of a device exists or existed.
-    pub(crate) fn record_grant(&mut self, device_ref: DeviceRef, grant: GrantNumber) {
+    pub(crate) fn record_grant(&mut self, granted: GrantedDevice) {
+        let GrantedDevice {
+            device_ref, grant, ..
+        } = granted;
         let worker = self.worker_mut(device_ref.worker);
         if let Some(mut worker) = worker
             && let Some(grants) = worker.grants.get_mut(device_ref.index as usize)
         {
-            grants.latest = grants.latest.max(grant);
+            grants.record(grant);
         }
     }
 
-    /// Records that these grants of devices of `worker`, and all earlier ones, have ended.
+    /// Records that these grants of devices of `worker`, and all earlier ones of their lanes, have ended.
     pub(crate) fn record_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
         let Some(mut worker) = self.worker_mut(worker) else {
             return;
         };
-        for &DeviceGrant { index, grant } in ended {
-            if let Some(grants) = worker.grants.get_mut(index as usize) {
-                grants.latest = grants.latest.max(grant);
-                grants.ended = grants.ended.max(grant);
+        for &DeviceGrant { index, lane, grant } in ended {
+            if let Some(grants) = worker.grants.get_mut(index as usize)
+                && lane <= MAX_LANES
+            {
+                grants.record_ended(lane, grant);
             }
         }
     }

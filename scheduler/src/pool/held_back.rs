@@ -1,4 +1,5 @@
-//! The free devices that are held back for leases and requests which need more than these.
+//! The devices that are held back for leases and requests: free ones that need more than these, and devices of
+//! which others have shares for those that need another share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -9,7 +10,7 @@ use super::Pool;
 use crate::by_key;
 use crate::event::DeviceRef;
 
-/// Free devices that only one lease gets each, or the request that is to become it: it waits for more of them.
+/// Devices of which only one lease may get some, or the request that is to become it.
 #[derive(Debug, Default)]
 pub(super) struct HeldBack {
     by_device: BTreeMap<DeviceRef, LeaseId>,
@@ -22,11 +23,13 @@ impl HeldBack {
         self.by_device.get(&device_ref).copied()
     }
 
-    pub(super) fn remove(&mut self, device_ref: DeviceRef) {
-        let Some(lease) = self.by_device.remove(&device_ref) else {
-            return;
-        };
-        by_key::remove(&mut self.by_lease, &lease, &device_ref);
+    /// Holds a device back no more. Returns whether it was.
+    pub(super) fn remove(&mut self, device_ref: DeviceRef) -> bool {
+        let lease = self.by_device.remove(&device_ref);
+        if let Some(lease) = &lease {
+            by_key::remove(&mut self.by_lease, lease, &device_ref);
+        }
+        lease.is_some()
     }
 
     fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId) {
@@ -66,10 +69,17 @@ impl Pool {
         !dropped.is_empty()
     }
 
-    /// Holds no devices back any more for a lease that has got all that it needs. Demands may then fit that did
-    /// not.
-    pub(crate) fn give_up_held_back(&mut self, lease: LeaseId) {
-        self.changed |= self.drop_held_back(&BTreeSet::from([lease]));
+    /// Holds no devices back any more for leases that need none. Demands may then fit that did not. Returns
+    /// whether some were.
+    pub(crate) fn give_up_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
+        let were_some = self.drop_held_back(leases);
+        self.changed |= were_some;
+        were_some
+    }
+
+    /// Returns whether a device is held back for a lease.
+    pub(crate) fn is_held_back(&self, device_ref: DeviceRef) -> bool {
+        self.held_back.holder(device_ref).is_some()
     }
 
     /// Returns the leases for which devices are held back.

@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use tensord_proto::ids::{StoreId, WorkerId};
 
+use super::room::Room;
 use crate::by_key;
-use crate::device::DeviceSpec;
+use crate::device::{DeviceSpec, Share};
+use crate::event::DeviceRef;
 
 /// What devices have in common that differ in their names only. Ordered by memory first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,7 @@ impl DeviceClass {
         self.memory_bytes == device.memory_bytes
             && self.kind == device.kind
             && self.fingerprint == device.fingerprint
+            && self.takes_shares == device.takes_shares
     }
 
     pub(super) fn of(device: &DeviceSpec) -> Self {
@@ -31,6 +34,7 @@ impl DeviceClass {
             kind,
             memory_bytes,
             fingerprint,
+            takes_shares,
             ..
         } = device.clone();
         Self(Arc::new(DeviceSpec {
@@ -38,6 +42,7 @@ impl DeviceClass {
             name,
             memory_bytes,
             fingerprint,
+            takes_shares,
         }))
     }
 }
@@ -59,7 +64,8 @@ impl Ord for DeviceClass {
         let fingerprint = |it: &Self| it.fingerprint.map(|it| (it.hash, it.is_exact));
         let by_memory = self.memory_bytes.cmp(&other.memory_bytes);
         let by_kind = by_memory.then_with(|| self.kind.cmp(&other.kind));
-        by_kind.then_with(|| fingerprint(self).cmp(&fingerprint(other)))
+        let by_fingerprint = by_kind.then_with(|| fingerprint(self).cmp(&fingerprint(other)));
+        by_fingerprint.then_with(|| self.takes_shares.cmp(&other.takes_shares))
     }
 }
 
@@ -124,6 +130,8 @@ pub(crate) struct GroupKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WorkerKeys {
     pub(super) group: GroupKey,
+    /// What other leases could get now of its devices that leases share, by device index.
+    pub(super) rooms: Vec<(DeviceClass, Room, u32)>,
     /// The number of parts of leases whose snapshots it keeps.
     pub(super) kept: usize,
     /// The snapshot store that it has open.
@@ -155,6 +163,8 @@ pub(crate) struct WorkerIndex {
     groups: BTreeMap<GroupKey, Group>,
     offered: ClassCounts,
     free: ClassCounts,
+    /// What is left of the devices that leases share, of each class the least first.
+    rooms: BTreeMap<DeviceClass, BTreeSet<(Room, DeviceRef)>>,
     by_store: BTreeMap<StoreId, BTreeSet<WorkerId>>,
     draining: BTreeSet<WorkerId>,
     disconnected: BTreeSet<WorkerId>,
@@ -184,13 +194,17 @@ impl WorkerIndex {
         if before.map(offer_and_stream) != keys.map(offer_and_stream) {
             self.changed.insert(id);
         }
-        if before.map(|it| &it.group) != keys.map(|it| &it.group) {
+        let groups = [before, keys].map(|it| it.map(|it| (&it.group, &it.rooms)));
+        if groups[0] != groups[1] {
             self.version += 1;
         }
+        self.count_rooms(id, before, false);
+        self.count_rooms(id, keys, true);
         if let Some(WorkerKeys {
             group: key,
             kept,
             store,
+            ..
         }) = before
         {
             if let Some(store) = store {
@@ -212,6 +226,7 @@ impl WorkerIndex {
             group: key,
             kept,
             store,
+            ..
         }) = keys
         {
             if let Some(store) = store {
@@ -229,6 +244,34 @@ impl WorkerIndex {
             group.by_id.insert(id);
             group.by_kept.insert((*kept, id));
         }
+    }
+
+    /// Adds the rooms of a worker, or removes them.
+    fn count_rooms(&mut self, worker: WorkerId, keys: Option<&WorkerKeys>, is_added: bool) {
+        for (class, room, index) in keys.into_iter().flat_map(|keys| &keys.rooms) {
+            let index = *index;
+            let room = (*room, DeviceRef { worker, index });
+            match is_added {
+                true => by_key::insert(&mut self.rooms, class.clone(), room),
+                false => by_key::remove(&mut self.rooms, class, &room),
+            }
+        }
+    }
+
+    /// Returns the devices with room for the share that `share_of` returns of devices like them; of each class
+    /// those first that have the least room.
+    pub(crate) fn with_room(
+        &self,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
+    ) -> impl Iterator<Item = DeviceRef> {
+        let classes = self.rooms.iter();
+        let classes = classes.filter_map(move |(class, rooms)| Some((share_of(class)?, rooms)));
+        classes.flat_map(|(share, rooms)| {
+            let least = (Room::least_for(share), DeviceRef::FIRST);
+            let enough = rooms.range(least..);
+            let enough = enough.filter(move |(room, _)| room.has_room(share));
+            enough.map(|(_, device_ref)| *device_ref)
+        })
     }
 
     /// Returns the groups.

@@ -7,10 +7,14 @@ use std::time::Duration;
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
+use tensord_proto::share::{DeviceShare, MAX_LANES, lane};
 
 use super::index::{ClassCounts, DeviceClass, GroupKey, WorkerKeys};
+use super::room::Room;
 use crate::device::DeviceSpec;
-use crate::event::{DeviceGrant, Endpoint, Outages, Registration, StreamId};
+use crate::event::{
+    DeviceGrant, DeviceRef, Endpoint, GrantedDevice, Outages, Registration, StreamId,
+};
 use crate::snapshot::{DeviceSnapshot, WorkerSnapshot};
 use crate::time::Timestamp;
 
@@ -28,13 +32,13 @@ pub(crate) struct Worker {
     pub(super) leaving: bool,
     /// Whether an administrator drains the worker.
     pub(super) drained: bool,
-    /// The lease that has each device, by device index.
-    pub(super) leases: Vec<Option<LeaseId>>,
+    /// The leases that have each device, or a share of it, by device index.
+    holders: Vec<Vec<Holder>>,
     /// The known grants of each device, by device index.
     pub(super) grants: Vec<Grants>,
-    /// The devices that ended leases have not left yet, each with the grant by which the
-    /// lease had it. An entry is removed when the worker has released the device.
-    ending: BTreeMap<(u32, LeaseId), GrantNumber>,
+    /// The devices that ended leases have not left yet. An entry is removed when the worker has released the
+    /// device.
+    ending: BTreeMap<(u32, LeaseId), Ending>,
     /// The devices that the worker cannot offer at the moment.
     out_of_service: Outages,
     /// The class of each device, by device index.
@@ -43,20 +47,66 @@ pub(crate) struct Worker {
     pub(super) kept: usize,
 }
 
+/// A lease that has a device, or a share of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) lease: LeaseId,
+    pub(super) share: Option<DeviceShare>,
+}
+
+/// What an ended lease had of a device, and by which grant.
+#[derive(Clone, Copy)]
+struct Ending {
+    grant: GrantNumber,
+    share: Option<DeviceShare>,
+}
+
 /// The known grants of a device.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Grants {
     /// The highest number that the engine assigned or the worker reported.
-    pub(super) latest: GrantNumber,
-    /// The latest grant known to have ended; all earlier ones have ended, too.
-    pub(super) ended: GrantNumber,
+    latest: GrantNumber,
+    /// For each lane, the latest grant known to have ended; all earlier ones of the lane have ended, too.
+    ended: BTreeMap<u32, GrantNumber>,
 }
 
 impl Grants {
+    pub(super) fn latest(&self) -> GrantNumber {
+        self.latest
+    }
+
+    /// Records that a grant exists or existed.
+    pub(super) fn record(&mut self, grant: GrantNumber) {
+        self.latest = self.latest.max(grant);
+    }
+
+    /// Records that the grants of a lane up to this one have ended.
+    pub(super) fn record_ended(&mut self, lane: u32, grant: GrantNumber) {
+        self.record(grant);
+        let ended = self.ended.entry(lane).or_default();
+        *ended = grant.max(*ended);
+    }
+
+    /// Returns whether a grant of a lane is later than all that are known to have ended and exclude it: those of
+    /// the lane and of the whole device, and for the whole device those of all lanes.
+    pub(super) fn may_be_valid(&self, lane: u32, grant: GrantNumber) -> bool {
+        let excluding = self.ended.iter();
+        let mut excluding = excluding.filter(|(of, _)| lane == 0 || [0, lane].contains(of));
+        grant > GrantNumber::ZERO && excluding.all(|(_, ended)| grant > *ended)
+    }
+
     /// Returns whether the device can be granted again: its worker has not reported the highest possible
     /// number.
     fn can_rise(&self) -> bool {
         self.latest.next().is_some()
+    }
+}
+
+/// Returns whether two leases with these shares of a device, or all of it, exclude each other.
+pub(super) fn excludes(one: Option<DeviceShare>, other: Option<DeviceShare>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.lane == other.lane,
+        _ => true,
     }
 }
 
@@ -65,7 +115,8 @@ impl Grants {
 pub(super) enum Usage {
     /// A new lease may get it.
     Free,
-    Leased(LeaseId),
+    /// A lease has it, or some have shares of it.
+    Leased,
     /// An earlier lease has not released it yet.
     Ending,
     /// Its worker gets no new leases.
@@ -84,7 +135,7 @@ impl Worker {
             not_lost_before: None,
             leaving: false,
             drained: false,
-            leases: vec![None; registration.devices.len()],
+            holders: vec![Vec::new(); registration.devices.len()],
             grants: vec![Grants::default(); registration.devices.len()],
             ending: BTreeMap::new(),
             out_of_service: Outages::new(),
@@ -134,45 +185,104 @@ impl Worker {
 
     /// Returns the leases that have devices of this worker.
     pub(crate) fn leases(&self) -> BTreeSet<LeaseId> {
-        self.leases.iter().copied().flatten().collect()
+        let holders = self.holders.iter().flatten();
+        holders.map(|holder| holder.lease).collect()
     }
 
-    /// Takes a device for a lease and returns whether that succeeded. Taking it again for
-    /// the same lease changes nothing. Fails if another lease has the device, if the worker
-    /// has not released it from an ended lease, or if it does not exist.
+    /// Returns the leases that have a device, or a share of it.
+    pub(super) fn holders(&self, index: u32) -> &[Holder] {
+        let holders = self.holders.get(index as usize);
+        holders.map_or(&[], Vec::as_slice)
+    }
+
+    /// Takes a device, or a share of it, for a lease and returns whether that succeeded. Taking it again for
+    /// the same lease changes nothing. Fails if another lease has the device or the lane, if the worker
+    /// has not released it from an ended lease, if too little of the device is left, or if it does not exist.
     ///
-    /// A `grant` later than those of the ended leases proves that the device had been
+    /// A grant later than those of the ended leases proves that the device had been
     /// released from them when it was granted. Such a grant comes from before a restart.
-    pub(super) fn take(&mut self, index: u32, lease: LeaseId, grant: GrantNumber) -> bool {
-        let is_settled = self.ending_on(index).all(|(_, of)| *of < grant);
-        match self.leases.get_mut(index as usize) {
-            Some(Some(holder)) => *holder == lease,
-            Some(free) if is_settled => {
-                *free = Some(lease);
-                true
-            }
-            Some(_) | None => false,
+    pub(super) fn take(&mut self, lease: LeaseId, granted: GrantedDevice) -> bool {
+        let GrantedDevice {
+            device_ref: DeviceRef { index, .. },
+            grant,
+            share,
+        } = granted;
+        let known = self.holders(index);
+        if let Some(holder) = known.iter().find(|holder| holder.lease == lease) {
+            return holder.share == share;
         }
+        let is_excluded = known.iter().any(|holder| excludes(holder.share, share));
+        let is_settled = self
+            .ending_on(index)
+            .all(|(_, ending)| !excludes(ending.share, share) || ending.grant < grant);
+        let is_enough = share.is_none_or(|share| {
+            let left = self.left_of(index, false);
+            left.is_some_and(|left| left.has_room(share.into()))
+        });
+        let holders = self.holders.get_mut(index as usize);
+        let holders = holders.filter(|_| !is_excluded && is_settled && is_enough);
+        holders
+            .map(|holders| holders.push(Holder { lease, share }))
+            .is_some()
+    }
+
+    /// Returns what is left of a device beside its leases, and beside the ended ones that have not left it if
+    /// `with_ending`; `None` if one of these has all of it, or it does not exist.
+    pub(super) fn left_of(&self, index: u32, with_ending: bool) -> Option<Room> {
+        let device = self.registration.devices.get(index as usize)?;
+        let ending = self.ending_shares(index).filter(|_| with_ending);
+        let holders = self.holders(index).iter().map(|holder| holder.share);
+        let mut left = Room::of(device);
+        for share in holders.chain(ending) {
+            left.subtract(share?.into());
+        }
+        Some(left)
+    }
+
+    /// Returns what a lease could get of a device that others have shares of, now, or once it is released by
+    /// ended leases.
+    pub(super) fn room(&self, index: u32, is_now: bool) -> Option<Room> {
+        let is_shared = self.usage(index) == Usage::Leased && self.stream.is_some();
+        let left = self.left_of(index, is_now).filter(|_| is_shared);
+        left.filter(|left| !left.is_empty())
+    }
+
+    /// Returns the first lane of a device that no lease has, nor an ended one that has not left it; the whole
+    /// device's if there is none.
+    pub(super) fn free_lane(&self, index: u32) -> u32 {
+        let ending = self.ending_shares(index);
+        let holders = self.holders(index).iter().map(|holder| holder.share);
+        let taken: BTreeSet<_> = holders.chain(ending).map(lane).collect();
+        (1..=MAX_LANES)
+            .find(|lane| !taken.contains(lane))
+            .unwrap_or_default()
     }
 
     /// Takes the devices granted by `grants` from `lease`. No lease gets them before they
     /// are released.
     pub(super) fn end(&mut self, lease: LeaseId, grants: &[DeviceGrant]) {
-        for &DeviceGrant { index, grant } in grants {
-            let holder = self.leases.get_mut(index as usize);
-            if let Some(holder) = holder.filter(|holder| **holder == Some(lease)) {
-                *holder = None;
-                self.ending.insert((index, lease), grant);
+        for &DeviceGrant { index, grant, .. } in grants {
+            let Some(holders) = self.holders.get_mut(index as usize) else {
+                continue;
+            };
+            for Holder { share, .. } in holders.extract_if(.., |holder| holder.lease == lease) {
+                self.ending.insert((index, lease), Ending { grant, share });
             }
         }
     }
 
     /// Records the worker's report that an ended lease still uses a device.
-    pub(super) fn record_ending(&mut self, lease: LeaseId, grant: DeviceGrant) {
-        let DeviceGrant { index, grant } = grant;
-        if (index as usize) < self.leases.len() {
-            let noted = self.ending.entry((index, lease)).or_default();
-            *noted = grant.max(*noted);
+    pub(super) fn record_ending(&mut self, lease: LeaseId, granted: GrantedDevice) {
+        let GrantedDevice {
+            device_ref: DeviceRef { index, .. },
+            grant,
+            share,
+        } = granted;
+        if (index as usize) < self.holders.len() {
+            let noted = self.ending.get(&(index, lease));
+            if noted.is_none_or(|noted| grant >= noted.grant) {
+                self.ending.insert((index, lease), Ending { grant, share });
+            }
         }
     }
 
@@ -189,9 +299,10 @@ impl Worker {
     /// grants of these devices.
     pub(super) fn ending(&self) -> BTreeMap<LeaseId, Vec<DeviceGrant>> {
         let mut ending = BTreeMap::<_, Vec<_>>::new();
-        for (&(index, lease), &grant) in &self.ending {
+        for (&(index, lease), &Ending { grant, share }) in &self.ending {
             let grants = ending.entry(lease).or_default();
-            grants.push(DeviceGrant { index, grant });
+            let lane = lane(share);
+            grants.push(DeviceGrant { index, lane, grant });
         }
         ending
     }
@@ -205,12 +316,16 @@ impl Worker {
         self.ending_on(index).next().is_some()
     }
 
-    /// Returns the ended leases that have not left a device, each with the grant by which
-    /// it had the device.
-    fn ending_on(&self, index: u32) -> impl Iterator<Item = (&(u32, LeaseId), &GrantNumber)> {
+    /// Returns the ended leases that have not left a device.
+    fn ending_on(&self, index: u32) -> impl Iterator<Item = (&(u32, LeaseId), &Ending)> {
         let first = (index, LeaseId(u64::MIN));
         let last = (index, LeaseId(u64::MAX));
         self.ending.range(first..=last)
+    }
+
+    /// Returns what ended leases had of a device that have not left it.
+    pub(super) fn ending_shares(&self, index: u32) -> impl Iterator<Item = Option<DeviceShare>> {
+        self.ending_on(index).map(|(_, ending)| ending.share)
     }
 
     /// Records which devices the worker cannot offer, and returns whether they differ from
@@ -220,16 +335,22 @@ impl Worker {
         before != self.out_of_service
     }
 
-    /// Returns the keys of the worker in the index; `is_held_back` returns whether the free device with an
+    /// Returns the keys of the worker in the index; `is_held_back` returns whether the device with an
     /// index is held back.
     pub(super) fn keys(&self, is_held_back: impl Fn(u32) -> bool) -> WorkerKeys {
         let (mut offered, mut free) = (ClassCounts::default(), ClassCounts::default());
+        let mut rooms = Vec::new();
         for (index, class) in (0..).zip(&self.classes) {
             if self.is_offered(index) {
                 offered.add(class, 1);
             }
             if self.usage(index) == Usage::Free && !is_held_back(index) {
                 free.add(class, 1);
+            }
+            if let Some(room) = self.room(index, true)
+                && !is_held_back(index)
+            {
+                rooms.push((class.clone(), room, index));
             }
         }
         let group = GroupKey {
@@ -240,6 +361,7 @@ impl Worker {
         };
         WorkerKeys {
             group,
+            rooms,
             kept: self.kept,
             store: self.store(),
         }
@@ -274,19 +396,19 @@ impl Worker {
         devices.map(|(index, device)| (index, device, self.usage(index)))
     }
 
-    fn usage(&self, index: u32) -> Usage {
+    pub(super) fn usage(&self, index: u32) -> Usage {
         let at = index as usize;
         let can_be_granted = self.grants.get(at).is_some_and(Grants::can_rise);
         let is_out_of_service = self.out_of_service.contains_key(&index) || !can_be_granted;
-        match self.leases.get(at).copied().flatten() {
+        match self.holders(index).is_empty() {
             // The end of a lease does not make such a device free.
             _ if self.is_draining() => Usage::Draining,
             _ if is_out_of_service => Usage::OutOfService,
-            Some(lease) => Usage::Leased(lease),
-            None if self.is_ending(index) => Usage::Ending,
+            false => Usage::Leased,
+            true if self.is_ending(index) => Usage::Ending,
             // The worker may be dead.
-            None if self.stream.is_none() => Usage::Unreachable,
-            None => Usage::Free,
+            true if self.stream.is_none() => Usage::Unreachable,
+            true => Usage::Free,
         }
     }
 
@@ -295,10 +417,9 @@ impl Worker {
             endpoint, devices, ..
         } = &self.registration;
         let device =
-            |(index, (device, lease)): (u32, (&DeviceSpec, &Option<LeaseId>))| DeviceSnapshot {
+            |(index, (device, holders)): (u32, (&DeviceSpec, &Vec<Holder>))| DeviceSnapshot {
                 device: device.clone(),
-                leased: lease.is_some(),
-                lease: *lease,
+                leases: holders.iter().map(|it| (it.lease, it.share)).collect(),
                 ending: self.is_ending(index),
                 out_of_service: self.out_of_service.get(&index).cloned(),
             };
@@ -310,7 +431,7 @@ impl Worker {
             connected: self.stream.is_some(),
             draining: self.is_draining(),
             devices: (0..)
-                .zip(devices.iter().zip(&self.leases))
+                .zip(devices.iter().zip(&self.holders))
                 .map(device)
                 .collect(),
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tensord_proto::ids::LeaseId;
 
-use super::{Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, policy_of};
+use super::{Amounts, NOTHING, PastUse, Policy, TenantName, TenantPolicy, in_permille, policy_of};
 use crate::device::{Demand, Shape};
 use crate::queue::{Rank, Requests, TenantRequests};
 use crate::time::Timestamp;
@@ -188,15 +188,17 @@ pub(crate) fn order(
 /// Adds the devices that a request will have to those that its tenant has. Their kind may not be known yet.
 fn charge(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
     let kind = kinds.first().filter(|_| kinds.len() == 1);
-    used.add_devices(kind.copied(), demand.devices.into(), demand.memory_bytes);
+    let count = u64::from(demand.devices);
+    let memory_bytes = u128::from(count) * u128::from(demand.memory_bytes);
+    used.add_permille(kind.copied(), count * demand.permille(), memory_bytes);
 }
 
 /// Counts the devices of a request of several kinds as some of each, so that the guarantees of all are used
 /// up.
 fn charge_all_kinds(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
     for kind in kinds.iter().filter(|_| kinds.len() > 1) {
-        let count = u64::from(demand.devices);
-        *used.devices.entry((*kind).to_owned()).or_default() += count;
+        let permille = u64::from(demand.devices) * demand.permille();
+        *used.permille.entry((*kind).to_owned()).or_default() += permille;
     }
 }
 
@@ -209,8 +211,8 @@ fn is_guaranteed(
 ) -> bool {
     let has_room = |kind: &&str| {
         let most = policy.guaranteed.get(*kind).copied().unwrap_or_default();
-        let has = used.devices.get(*kind).copied().unwrap_or_default();
-        has + u64::from(demand.devices) <= u64::from(most)
+        let has = used.permille.get(*kind).copied().unwrap_or_default();
+        has + u64::from(demand.devices) * demand.permille() <= in_permille(most)
     };
     !kinds.is_empty() && kinds.iter().all(has_room)
 }
@@ -262,6 +264,7 @@ mod tests {
                 recover_within: None,
                 max_duration: None,
                 is_spot: false,
+                share_permille: None,
             };
             queue.push(QueuedRequest::new(
                 ClientId(1),

@@ -100,6 +100,12 @@ impl PastUse {
         })
     }
 
+    /// Returns whether the average of a tenant was set after a time.
+    #[cfg(test)]
+    pub(crate) fn is_set_after(&self, time: Timestamp) -> bool {
+        self.averages.values().any(|average| average.since > time)
+    }
+
     /// Returns the tenants that have had something.
     pub(crate) fn tenants(&self) -> impl Iterator<Item = &TenantName> {
         self.averages.keys()

@@ -51,12 +51,16 @@ impl World {
                 index,
                 grant: self.grants[&(lease, device_ref(worker.id, index))],
                 ended,
+                share: self
+                    .shares
+                    .get(&(lease, device_ref(worker.id, index)))
+                    .copied(),
             });
             held.collect::<Vec<_>>()
         };
         let held = [(&worker.held, false), (&worker.busy, true)].map(held);
         let ended = worker.ended.iter();
-        let ended = ended.map(|(&index, &grant)| DeviceGrant { index, grant });
+        let ended = ended.map(|(&(index, lane), &grant)| DeviceGrant { index, lane, grant });
         let ended = ended.collect();
         worker.unanswered.clear();
         let out_of_service = worker.outages();
@@ -436,6 +440,7 @@ impl World {
             let lease_devices = token.lease_devices.iter().map(|&device_ref| GrantedDevice {
                 device_ref,
                 grant: self.grants[&(lease, device_ref)],
+                share: self.shares.get(&(lease, device_ref)).copied(),
             });
             Claim {
                 lease,
@@ -742,11 +747,12 @@ impl World {
                 let own = own.map(|device_ref| devices.get(device_ref.index as usize));
                 let is_equal = |device: &&DeviceSpec| {
                     device.memory_bytes >= lease.memory_bytes
+                        && (device.takes_shares || !lease.has_share)
                         && can_replace(lease.durability, &lease.granted[0], device)
                 };
                 let equal: Vec<_> = own.flatten().filter(is_equal).collect();
                 let has_all = equal.len() == lease.lease_devices.len();
-                if is_its && has_all {
+                if is_its && has_all && !lease.has_share {
                     // The sessions may use what the devices have now.
                     let memory_bytes = equal.iter().map(|device| device.memory_bytes);
                     lease.memory_bytes = memory_bytes.min().unwrap_or_default();

@@ -22,6 +22,7 @@ pub(super) fn granted(client: u64, request: u64, devices: &[(u64, u32, DeviceSpe
         grant: GrantNumber::ZERO,
         device: device.clone(),
         worker: endpoint(*worker),
+        share: None,
     });
     Command::Granted {
         client: ClientId(client),

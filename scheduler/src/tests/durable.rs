@@ -40,6 +40,7 @@ pub(super) fn moved_to(
         grant: GrantNumber::ZERO,
         device: exact(16),
         worker: endpoint(worker),
+        share: None,
     };
     Command::Moved {
         client: ClientId(client),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::world::{KnownWorker, SimWorker, World, can_replace, store_of};
+use super::world::{KnownWorker, SimWorker, World, can_replace, memory_of, store_of};
 use super::*;
 use crate::device::Requirement;
 use crate::engine::assignment::tests::is_possible;
@@ -24,7 +24,7 @@ impl World {
         assert!(token.durability.is_durable() && token.lease_devices.len() == devices.len());
         for (leased, own) in devices.iter().zip(&token.granted) {
             assert!(can_replace(token.durability, own, &leased.device));
-            assert!(leased.device.memory_bytes >= token.memory_bytes);
+            assert!(memory_of(leased) >= token.memory_bytes);
         }
         if epoch == token.epoch {
             // The worker is back.
@@ -32,11 +32,13 @@ impl World {
         }
         assert!(epoch > token.epoch);
         devices.iter().for_each(|it| self.take_device(lease, it));
+        self.moved
+            .extend(devices.iter().map(|it| it.device.clone()));
         for worker in &mut self.workers {
             worker.idle.remove(&lease);
         }
         let is_cut_off = self.is_cut_off(client, lease);
-        let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
+        let memory_bytes = devices.iter().map(memory_of);
         let memory_bytes = memory_bytes.min().unwrap_or_default();
         if let Some(leases) = &mut self.leases {
             let moved = leases.get_mut(&lease).unwrap();
@@ -126,8 +128,9 @@ impl World {
     /// that has as many such devices, if there is one. A lease that is lost can move, or its keeper has too few free
     /// devices, or its client is away.
     pub(super) fn check_keepers(&self) {
-        let free = self.free();
         for (id, lease) in self.engine.leases().iter() {
+            let share = lease.share();
+            let free = self.available(&|_| share);
             self.check_held_back(id, lease, &free);
             self.check_resuming(id, lease, &free);
             self.check_handover(id, lease);
@@ -200,11 +203,15 @@ impl World {
         let own_devices = devices.iter().map(|it| self.known_device(*it));
         let own_devices: Vec<_> = own_devices.collect();
         let first = own_devices.first().copied().flatten();
-        let is_like =
-            |other: &DeviceSpec| first.is_some_and(|own| can_replace(lease.durability, own, other));
+        let can_share = |other: &DeviceSpec| other.takes_shares || lease.share().is_none();
+        let is_like = |other: &DeviceSpec| {
+            let can_replace = first.is_some_and(|own| can_replace(lease.durability, own, other));
+            can_replace && can_share(other)
+        };
         let known = own_devices.iter().flatten();
         let largest = known.map(|device| device.memory_bytes).max();
-        let memory_bytes = largest.unwrap_or_default();
+        let share = lease.share().map(|share| share.memory_bytes);
+        let memory_bytes = share.or(largest).unwrap_or_default();
         let workers = lease.workers();
         let can_keep = |worker: &SimWorker| {
             let known = worker.known.as_ref();
@@ -334,7 +341,8 @@ impl World {
         if !matches!(lease.standing, Standing::Resuming { .. }) {
             return BTreeSet::new();
         }
-        let free = self.free();
+        let share = lease.share();
+        let free = self.available(&|_| share);
         let is_there = |holder: &WorkerId| {
             let worker = &self.workers[holder.0 as usize];
             let is_connected = worker.known.as_ref().is_some_and(|known| known.connected);
@@ -361,7 +369,9 @@ impl World {
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
         if self.is_over_limit(lease) {
-            assert!(held_back.is_empty(), "{id} may not go on now");
+            // Its tenant may have got more since they were held back.
+            let is_now = self.granted.is_empty();
+            assert!(held_back.is_empty() || !is_now, "{id} may not go on now");
         } else if is_possible(&candidates) {
             let needed: usize = lease.parts.iter().map(|part| part.devices).sum();
             assert_eq!(held_back.len(), needed, "{id} could go on elsewhere");

@@ -49,6 +49,7 @@ fn time_goes_on_after_a_restart() {
         lease_devices: vec![GrantedDevice {
             device_ref: device_ref(1, 0),
             grant: old_grant(10),
+            share: None,
         }],
         durability: Durability::Off,
         epoch: 0,

@@ -22,7 +22,13 @@ fn devices(engine: &Engine) -> Vec<(bool, bool, Option<String>)> {
     let worker = engine.snapshot().workers.remove(0);
     let devices = worker.devices.into_iter();
     devices
-        .map(|device| (device.leased, device.ending, device.out_of_service))
+        .map(|device| {
+            (
+                !device.leases.is_empty(),
+                device.ending,
+                device.out_of_service,
+            )
+        })
         .collect()
 }
 

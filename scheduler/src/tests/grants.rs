@@ -35,9 +35,11 @@ fn join_after(id: u64, devices: &[DeviceSpec], ended: &[(u32, GrantNumber)]) -> 
         devices: devices.to_vec(),
         store: None,
     };
-    let ended = ended
-        .iter()
-        .map(|&(index, grant)| DeviceGrant { index, grant });
+    let ended = ended.iter().map(|&(index, grant)| DeviceGrant {
+        index,
+        grant,
+        lane: 0,
+    });
     worker(
         id,
         WorkerEvent::Join {
@@ -63,6 +65,7 @@ fn grant_numbers_rise_and_end_lease_names_them() {
         let ended = [0, 1].map(|index| DeviceGrant {
             index,
             grant: number(round),
+            lane: 0,
         });
         assert_eq!(numbers(&commands).1, ended);
         engine.handle(released(1, round * 10), at(0));
@@ -306,6 +309,7 @@ fn repeated_end_lease_names_the_same_grants() {
     let ended = [0, 1].map(|index| DeviceGrant {
         index,
         grant: number(1),
+        lane: 0,
     });
     assert_eq!(first, ended);
     let again = on_stream(11, join(1, &[flex(1), flex(1)]));
@@ -327,6 +331,7 @@ fn unreleased_grants_count_as_ended() {
     let ended = DeviceGrant {
         index: 0,
         grant: far,
+        lane: 0,
     };
     assert_eq!(numbers(&commands).1, [ended]);
     engine.handle(request(9, 2, 1), at(0));

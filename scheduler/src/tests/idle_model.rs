@@ -72,7 +72,9 @@ impl World {
             let is_running = known.standing == Standing::Running && known.rejoin_by.is_none();
             let checked = self.engine.check_suspend(*id, Suspender::Idleness);
             let since = self.idle_since(*id, lease)?;
-            (!lease.is_suspended && is_running && checked.is_ok()).then_some((since, *id, lease))
+            let is_possible = !lease.is_suspended && !lease.has_share;
+            let is_idle = is_possible && is_running && checked.is_ok();
+            is_idle.then_some((since, *id, lease))
         });
         idle.collect()
     }
@@ -101,7 +103,9 @@ impl World {
                 );
             }
         }
-        if let Some(&(first, _)) = self.expected_order().first().filter(|_| !has_leases) {
+        let first = self.expected_order().first().copied();
+        let is_whole = |at: usize| self.waiting[at].demand.share_permille.is_none();
+        if let Some((first, _)) = first.filter(|(at, _)| !has_leases && is_whole(*at)) {
             self.check_first_request(&self.waiting[first]);
         }
     }
@@ -144,7 +148,9 @@ impl World {
         let mut of_tenant = self.made_room.iter();
         let has_less = of_tenant.any(|(_, lease)| tenant_of(lease.client) == tenant);
         let is_limited = self.policy.contains_key(&tenant) && has_less;
-        if self.made_room.is_empty() || self.waiting.len() > 1 || is_limited {
+        // They may have been suspended for another request, which was granted since.
+        let may_be_for_other = self.waiting.len() > 1 || !self.granted.is_empty();
+        if self.made_room.is_empty() || may_be_for_other || is_limited {
             return;
         }
         let freed = self.made_room.iter().map(|(id, lease)| {
@@ -169,12 +175,23 @@ impl World {
         for (id, lease) in &self.made_room {
             let devices = || lease.lease_devices.iter().copied();
             let mut requests = self.waiting.iter();
-            let is_for_request =
-                requests.any(|waiting| devices().any(|it| self.could_get(waiting, it)));
+            let has_others = !self.granted.is_empty() || !self.moved.is_empty();
+            let could_get = |waiting: &SimRequest, it: DeviceRef| {
+                // Its tenant may have less room now, as something else has got devices since.
+                let device = self.device(it);
+                let could_before = meets_demand(device, &waiting.demand)
+                    && self.is_allowed(waiting, device, false);
+                self.could_get(waiting, it) || has_others && could_before
+            };
+            let is_for_request = requests.any(|waiting| devices().any(|it| could_get(waiting, it)));
             // Its own tenant may have been at the limit.
             let mut granted = self.granted.iter();
             let is_for_granted =
                 granted.any(|demand| devices().any(|it| meets_demand(self.device(it), demand)));
+            // What it was suspended for may have gone on elsewhere since.
+            let mut moved = self.moved.iter();
+            let is_for_moved =
+                moved.any(|moved| devices().any(|it| self.device(it).kind == moved.kind));
             let mut leases = self.engine.leases().iter();
             let is_for_lease = leases.any(|(_, waiting)| {
                 let is_waiting = matches!(
@@ -189,7 +206,7 @@ impl World {
                 is_waiting && is_needed
             });
             assert!(
-                is_for_request || is_for_granted || is_for_lease,
+                is_for_request || is_for_granted || is_for_moved || is_for_lease,
                 "{id} makes room for nothing"
             );
         }

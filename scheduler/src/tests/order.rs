@@ -69,7 +69,7 @@ proptest! {
         let granted: Vec<_> = granted.collect();
         prop_assert_eq!(granted, expected_grants(&weights, &requests));
         let used = engine.used_by_tenants().values();
-        prop_assert!(used.map(|used| used.all).sum::<u64>() <= FREE as u64);
+        prop_assert!(used.map(|used| used.all_permille).sum::<u64>() <= 1000 * FREE as u64);
     }
 }
 

@@ -16,6 +16,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        share_permille: None,
     }
 }
 
@@ -153,7 +154,7 @@ fn chosen_among_all(engine: &Engine, demand: &Demand) -> Option<Vec<DeviceRef>> 
     let workers = engine.snapshot().workers.into_iter();
     let candidates = workers.filter(|worker| !worker.draining).map(|worker| {
         let devices = (0..).zip(worker.devices);
-        let free = devices.filter(|(_, it)| !it.leased && demand.accepts(&it.device));
+        let free = devices.filter(|(_, it)| it.leases.is_empty() && demand.accepts(&it.device));
         let free = free.map(|(index, it)| (it.device.memory_bytes, index));
         Candidate::new(worker.worker, free.collect())
     });

@@ -181,8 +181,16 @@ fn policy(which: usize) -> Policy {
     }
 }
 
-/// Returns the devices of a worker, or different ones if it comes back `changed`.
+/// Returns the devices of a worker, or different ones if it comes back `changed`. Small ones take no shares.
 fn devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
+    let mut devices = all_devices(worker, changed);
+    for device in &mut devices {
+        device.takes_shares = device.memory_bytes > 8 << 30;
+    }
+    devices
+}
+
+fn all_devices(worker: usize, changed: bool) -> Vec<DeviceSpec> {
     match (worker, changed) {
         (0, false) => vec![exact(16), exact(16), flex(16), gpu(1, 16)],
         (1, false) => vec![exact(16), exact(8), cuda(16), gpu(2, 16), gpu(1, 16)],
@@ -211,19 +219,25 @@ fn spot() -> impl Strategy<Value = bool> {
     prop::bool::weighted(0.2)
 }
 
+fn share() -> impl Strategy<Value = Option<u32>> {
+    let permille = prop_oneof![2 => Just(250), 1 => Just(500), 1 => 1..1000_u32];
+    prop_oneof![3 => Just(None), 1 => permille.prop_map(Some)]
+}
+
 fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib, durability(), duration(), spot()).prop_map(
-        |(devices, kind, gib, durability, max_duration, is_spot)| Demand {
-            devices,
+    (count, kind, gib, durability(), duration(), spot(), share()).prop_map(
+        |(devices, kind, gib, durability, max_duration, is_spot, share_permille)| Demand {
+            devices: if share_permille.is_some() { 1 } else { devices },
             kind: kind.map(str::to_owned),
             memory_bytes: gib << 30,
             durability,
             recover_within: None,
             max_duration,
             is_spot,
+            share_permille,
         },
     )
 }
@@ -262,12 +276,16 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     let client = || 0..CLIENTS;
     let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
     let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
-    let demand = (1..4_u32, kind, durability, duration(), spot()).prop_map(
-        |(devices, kind, durability, max_duration, is_spot)| Demand {
-            durability,
-            max_duration,
-            is_spot,
-            ..demand_of(devices, Some(kind))
+    let demand = (1..4_u32, kind, durability, duration(), spot(), share()).prop_map(
+        |(devices, kind, durability, max_duration, is_spot, share_permille)| {
+            let devices = if share_permille.is_some() { 1 } else { devices };
+            Demand {
+                durability,
+                max_duration,
+                is_spot,
+                share_permille,
+                ..demand_of(devices, Some(kind))
+            }
         },
     );
     let millis = prop_oneof![3 => Just(10_000), 2 => 0..4_000_u64];
@@ -303,6 +321,7 @@ fn idle_op() -> impl Strategy<Value = Op> {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        share_permille: None,
     });
     let millis = prop_oneof![3 => Just(5_000), 2 => 0..4_000_u64];
     prop_oneof![
@@ -495,7 +514,7 @@ proptest! {
         let exact = |devices| Demand {
             durability: Durability::Auto,
             ..demand_of(devices, Some("flex"))
-        };
+};
         let wait = |millis| Op::Wait { millis };
         let join = Op::Join { worker: 3, changed: true };
         let leases = leases.into_iter().flat_map(|(devices, millis)| {
@@ -563,6 +582,7 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
             recover_within: None,
             max_duration: None,
             is_spot: false,
+            share_permille: None,
         };
         request(client, demand)
     };

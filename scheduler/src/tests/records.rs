@@ -12,6 +12,7 @@ pub(super) const NEEDS_16_GIB: Requirement = Requirement {
     kind: None,
     smallest_bytes: 16 << 30,
     largest_bytes: 16 << 30,
+    share: None,
 };
 
 /// Lease 10 of client 1 has the only device of worker 1, and worker 2 has its snapshots.
@@ -30,6 +31,7 @@ fn running() -> LeaseRecord {
         devices: vec![GrantedDevice {
             device_ref: device_ref(1, 0),
             grant: old_grant(10),
+            share: None,
         }],
         keepers: vec![RecordedKeeper {
             source: WorkerId(1),
@@ -76,6 +78,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
         lease_devices: vec![GrantedDevice {
             device_ref: device_ref(worker, 0),
             grant: old_grant(10 + epoch),
+            share: None,
         }],
         durability: Durability::Auto,
         epoch,
@@ -324,6 +327,7 @@ fn token_of_a_later_epoch_is_right() {
             index: 0,
             grant: old_grant(11),
             ended: false,
+            share: None,
         });
     }
     check_restored(
@@ -346,6 +350,7 @@ fn client_that_does_not_know_of_the_move_learns_of_it() {
         devices: vec![GrantedDevice {
             device_ref: device_ref(2, 0),
             grant: old_grant(10),
+            share: None,
         }],
         keepers: Vec::new(),
         ..running()
@@ -371,6 +376,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
     record.devices.push(GrantedDevice {
         device_ref: device_ref(3, 0),
         grant: old_grant(10),
+        share: None,
     });
     record.keepers.push(RecordedKeeper {
         source: WorkerId(3),

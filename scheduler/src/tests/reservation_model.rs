@@ -151,7 +151,7 @@ impl World {
             usable.collect::<Vec<_>>()
         };
         let mut ends = Vec::new();
-        for (id, lease) in known {
+        for (id, lease) in known.iter().filter(|(_, lease)| !lease.has_share) {
             let has_passed = self.engine.leases().get(*id).unwrap();
             let has_passed = has_passed.passed.contains(&waiting.lease);
             match lease.time_over_at() {
@@ -292,7 +292,10 @@ impl World {
             };
             let known = self.engine.leases().get(granted.lease);
             let is_passed = known.is_none_or(|known| known.passed.contains(lease));
-            let is_guaranteed = self.leases.is_none() || !self.is_borrowed(granted.lease);
+            // While several are granted, others may be next for a moment, or within the guarantee.
+            let is_one_of_several = self.granted.len() > 1;
+            let is_guaranteed =
+                is_one_of_several || self.leases.is_none() || !self.is_borrowed(granted.lease);
             // Whether it ends in time was decided with what others had at that moment.
             let may_pass =
                 gives_way_on(&granted.demand, first) || granted.demand.max_duration.is_some();

@@ -103,6 +103,7 @@ pub(super) fn moved_to_several(epoch: u64, devices: &[(u64, u32, u64)]) -> Comma
         grant: GrantNumber::ZERO,
         device: exact(gib),
         worker: endpoint(worker),
+        share: None,
     };
     Command::Moved {
         client: ClientId(1),

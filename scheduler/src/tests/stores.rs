@@ -353,10 +353,12 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
             GrantedDevice {
                 device_ref: device_ref(1, 0),
                 grant: old_grant(10),
+                share: None,
             },
             GrantedDevice {
                 device_ref: device_ref(2, 0),
                 grant: old_grant(10),
+                share: None,
             },
         ],
         durability: Durability::Auto,

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::share_model::needs_of;
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
+use crate::device::Share;
 use crate::lease::{Lease, Standing};
 
 impl World {
@@ -20,7 +22,7 @@ impl World {
     fn used(&self, tenant: &TenantName, kind: &str) -> (u64, u128) {
         let used = self.engine.used_by_tenants().get(tenant).cloned();
         let used = used.unwrap_or_default();
-        let count = used.devices.get(kind).copied().unwrap_or_default();
+        let count = used.permille.get(kind).copied().unwrap_or_default();
         (count, used.memory_bytes)
     }
 
@@ -41,12 +43,12 @@ impl World {
             false => (0, 0),
         };
         let wanted = u64::from(waiting.demand.devices);
+        let needed_bytes = u128::from(wanted) * u128::from(waiting.demand.memory_of(device));
+        let permille = wanted * waiting.demand.permille();
         let most = policy.limit.devices.get(&device.kind);
         let most_bytes = policy.limit.memory_bytes;
-        most.is_none_or(|most| count + wanted <= u64::from(*most))
-            && most_bytes.is_none_or(|most| {
-                bytes + u128::from(wanted) * u128::from(device.memory_bytes) <= u128::from(most)
-            })
+        most.is_none_or(|most| count + permille <= 1000 * u64::from(*most))
+            && most_bytes.is_none_or(|most| bytes + needed_bytes <= u128::from(most))
     }
 
     /// The tenant of a request that was granted has no more devices of these kinds than its limit.
@@ -59,7 +61,10 @@ impl World {
             let kind = &self.device(*device_ref).kind;
             let (count, bytes) = self.used(&tenant, kind);
             if let Some(most) = policy.limit.devices.get(kind) {
-                assert!(count <= u64::from(*most), "{tenant} has {count} {kind}");
+                assert!(
+                    count <= 1000 * u64::from(*most),
+                    "{tenant} has {count} {kind}"
+                );
             }
             let most = policy.limit.memory_bytes;
             assert!(most.is_none_or(|most| bytes <= u128::from(most)));
@@ -77,11 +82,11 @@ impl World {
         let used = lease.tenant.as_ref().and_then(|it| used.get(it)).cloned();
         let used = used.unwrap_or_default();
         let charge = &lease.charge;
-        let mut kinds = charge.devices.iter();
+        let mut kinds = charge.permille.iter();
         let is_kind_over = kinds.any(|(kind, count)| {
-            let used = used.devices.get(kind).copied().unwrap_or_default();
+            let used = used.permille.get(kind).copied().unwrap_or_default();
             let most = policy.limit.devices.get(kind);
-            most.is_some_and(|most| used + count > u64::from(*most))
+            most.is_some_and(|most| used + count > 1000 * u64::from(*most))
         });
         let bytes = used.memory_bytes + charge.memory_bytes;
         let most = policy.limit.memory_bytes;
@@ -112,7 +117,18 @@ impl World {
             let devices: Option<Vec<_>> = devices.collect();
             let is_running = lease.standing == Standing::Running && lease.rejoin_by.is_none();
             if let Some(devices) = devices.filter(|_| is_running) {
-                assert_eq!(lease.charge, Amounts::of(devices), "{id}");
+                let expected = match lease.share() {
+                    None => Amounts::of(devices),
+                    Some(Share {
+                        permille,
+                        memory_bytes,
+                    }) => Amounts {
+                        permille: [(devices[0].kind.clone(), permille.into())].into(),
+                        all_permille: permille.into(),
+                        memory_bytes: memory_bytes.into(),
+                    },
+                };
+                assert_eq!(lease.charge, expected, "{id}");
             }
         }
     }
@@ -135,11 +151,12 @@ impl World {
                 let policy = self.policy.get(&tenant)?;
                 let most = *policy.guaranteed.get(kind)?;
                 let count = |used: &BTreeMap<TenantName, Amounts>| {
-                    let count = used.get(&tenant).and_then(|used| used.devices.get(kind));
+                    let count = used.get(&tenant).and_then(|used| used.permille.get(kind));
                     count.copied().unwrap_or_default()
                 };
-                let all = count(used) - count(in_spot) + u64::from(waiting.demand.devices);
-                (all <= u64::from(most)).then_some(())
+                let all = count(used) - count(in_spot)
+                    + waiting.demand.permille() * u64::from(waiting.demand.devices);
+                (all <= 1000 * u64::from(most)).then_some(())
             };
             !kinds.is_empty() && kinds.iter().all(|kind| is_within(kind).is_some())
         };
@@ -218,12 +235,13 @@ impl World {
                 present = present.max((used - 0.75 * spot).max(0.0) / total);
             }
         };
-        for (kind, count) in &used.devices {
-            let spot = spot.devices.get(kind).copied().unwrap_or_default();
-            let total = pool.devices.get(kind).copied().unwrap_or_default();
+        for (kind, count) in &used.permille {
+            let spot = spot.permille.get(kind).copied().unwrap_or_default();
+            let total = pool.permille.get(kind).copied().unwrap_or_default();
             part(*count as f64, spot as f64, total as f64);
         }
-        part(used.all as f64, spot.all as f64, pool.all as f64);
+        let all = |it: &Amounts| it.all_permille as f64;
+        part(all(&used), all(&spot), all(pool));
         let (memory, pool_memory) = (used.memory_bytes as f64, pool.memory_bytes as f64);
         part(memory, spot.memory_bytes as f64, pool_memory);
         let weight = self.policy.get(of).map_or(1, |policy| policy.weight);
@@ -245,8 +263,8 @@ impl World {
         let kinds = self.kinds_of(waiting);
         let used = used.entry(tenant_of(waiting.client)).or_default();
         for kind in kinds.iter().filter(|_| kinds.len() > 1) {
-            let count = u64::from(waiting.demand.devices);
-            *used.devices.entry(kind.clone()).or_default() += count;
+            let count = u64::from(waiting.demand.devices) * waiting.demand.permille();
+            *used.permille.entry(kind.clone()).or_default() += count;
         }
     }
 
@@ -256,9 +274,9 @@ impl World {
         let used = used.entry(tenant_of(waiting.client)).or_default();
         let (count, kinds) = (u64::from(waiting.demand.devices), self.kinds_of(waiting));
         if let (1, Some(kind)) = (kinds.len(), kinds.first()) {
-            *used.devices.entry(kind.clone()).or_default() += count;
+            *used.permille.entry(kind.clone()).or_default() += count * waiting.demand.permille();
         }
-        used.all += count;
+        used.all_permille += count * waiting.demand.permille();
         used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
     }
 
@@ -303,7 +321,7 @@ impl World {
         let leases = self.leases.as_ref().expect("it knows leases");
         let tenant = tenant_of(leases[&id].client);
         let guaranteed = self.policy.get(&tenant).map(|policy| &policy.guaranteed);
-        let mut used = BTreeMap::<&str, u32>::new();
+        let mut used = BTreeMap::<&str, u64>::new();
         let own = leases
             .iter()
             .filter(|(_, it)| tenant_of(it.client) == tenant);
@@ -315,15 +333,17 @@ impl World {
                 continue;
             }
             let mut more = used.clone();
+            let known = self.engine.leases().get(*other).and_then(Lease::share);
+            let permille = known.map_or(1000, |share| u64::from(share.permille));
             for device in &lease.granted {
-                *more.entry(&device.kind).or_default() += 1;
+                *more.entry(&device.kind).or_default() += permille;
             }
             let own = lease.granted.iter().map(|device| &*device.kind);
             let mut own = own.collect::<BTreeSet<_>>().into_iter();
             let is_within = !lease.is_spot
                 && own.all(|kind| {
                     let most = guaranteed.and_then(|guaranteed| guaranteed.get(kind));
-                    more[kind] <= most.copied().unwrap_or_default()
+                    more[kind] <= 1000 * u64::from(most.copied().unwrap_or_default())
                 });
             if other == &id {
                 return !is_within;
@@ -385,13 +405,24 @@ impl World {
             let holder = self.engine.held_back().get(device_ref);
             fits(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
         });
-        let coming = coming.count();
+        let needs = needs_of(waiting);
+        let shared = self.with_room(&needs, &BTreeSet::new(), false);
+        let shared = shared.into_iter().filter(|device_ref| {
+            let holder = self.engine.held_back().get(device_ref);
+            fits(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
+        });
+        let coming = coming.count() + shared.count();
         let room = self.leases.iter().flatten().filter(|(id, lease)| {
             let known = self.engine.leases().get(**id);
             let is_running = known.is_some_and(|known| known.standing == Standing::Running);
             is_running && makes_room(**id, lease)
         });
-        let devices = room.flat_map(|(_, lease)| &lease.lease_devices);
+        let room: Vec<_> = room.collect();
+        let leases: BTreeSet<_> = room.iter().map(|(id, _)| **id).collect();
+        let with_room = self.with_room(&needs, &leases, false);
+        let devices = room.into_iter().flat_map(|(_, lease)| &lease.lease_devices);
+        let devices = devices.filter(|it| self.has_only(**it, &leases) || with_room.contains(*it));
+        let devices = devices.collect::<BTreeSet<_>>().into_iter();
         // Leases that come before requests would get these.
         let needed = self.engine.needed_by_leases();
         let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
@@ -410,7 +441,8 @@ impl World {
         let workers = workers.filter(|worker| worker.connected && !worker.draining);
         let devices = workers.flat_map(|worker| {
             let devices = (0..).zip(worker.devices);
-            let coming = devices.filter(|(_, it)| !it.leased && it.out_of_service.is_none());
+            let coming =
+                devices.filter(|(_, it)| it.leases.is_empty() && it.out_of_service.is_none());
             let id = worker.worker.0;
             coming.map(move |(index, _)| device_ref(id, index))
         });

@@ -12,6 +12,7 @@ use crate::{NeededDevices, SuitableDevices, Waiting};
 fn needs(count: usize, at_one_worker: bool, suitable: SuitableDevices) -> Vec<NeededDevices> {
     vec![NeededDevices {
         count,
+        share_permille: None,
         at_one_worker,
         suitable,
     }]
@@ -23,6 +24,7 @@ fn leased(leases: &[(u64, usize)]) -> SuitableDevices {
         .iter()
         .map(|(lease, count)| (LeaseId(*lease), *count));
     SuitableDevices {
+        leased_devices: leases.clone().map(|(_, count)| count).sum(),
         leased: leases.collect(),
         ..SuitableDevices::default()
     }
@@ -45,6 +47,7 @@ fn devices_are_counted_by_how_they_are_used() {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        share_permille: None,
     };
     let engine = check([
         // Too small, of another kind, free, out of service, leased, and of a lease that has ended.

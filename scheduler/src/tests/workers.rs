@@ -346,7 +346,11 @@ fn the_snapshot_shows_workers_devices_requests_and_leases() {
     assert_eq!((&*first.name, &*first.address), ("w1", "w1:7420"));
     assert_eq!((first.connected, second.connected), (true, false));
     assert_eq!((first.last_beat, second.last_beat), (at(1_500), at(0)));
-    let leased: Vec<_> = first.devices.iter().map(|device| device.leased).collect();
+    let leased: Vec<_> = first
+        .devices
+        .iter()
+        .map(|device| !device.leases.is_empty())
+        .collect();
     assert_eq!(leased, [true, false]);
     assert_eq!(first.devices[1].device, cuda(8));
 }

@@ -8,8 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tensord_proto::share::DeviceShare;
+
 use super::reservation_model::RESERVE_AFTER;
+use super::share_model::{check_shares, needs_of};
 use super::*;
+use crate::device::Share;
 use crate::lease::{Keeper, StoredSessions, SuspendedPart};
 use crate::{LeaseRecord, RecordChange};
 
@@ -33,6 +37,8 @@ pub(super) struct World {
     pub(super) term: u64,
     /// All grants so far.
     pub(super) grants: BTreeMap<(LeaseId, DeviceRef), GrantNumber>,
+    /// The shares that leases were granted of devices, not those that have all of one.
+    pub(super) shares: BTreeMap<(LeaseId, DeviceRef), DeviceShare>,
     /// The latest grant of each device.
     latest: BTreeMap<DeviceRef, GrantNumber>,
     /// The first and the latest of the reports by which a client has said without a pause that it
@@ -44,6 +50,8 @@ pub(super) struct World {
     pub(super) made_room: Vec<(LeaseId, SimLease)>,
     /// What the requests wanted that the present event has granted.
     pub(super) granted: Vec<Demand>,
+    /// The devices of the leases that have gone on in the present event.
+    pub(super) moved: Vec<DeviceSpec>,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -53,8 +61,8 @@ pub(super) struct SimWorker {
     pub(super) old_stream: u64,
     /// The lease and device of each running session.
     pub(super) held: BTreeSet<(LeaseId, u32)>,
-    /// For each device, the latest grant that has ended, as far as the worker knows.
-    pub(super) ended: BTreeMap<u32, GrantNumber>,
+    /// For each device and lane, the latest grant that has ended, as far as the worker knows.
+    pub(super) ended: BTreeMap<(u32, u32), GrantNumber>,
     /// The time before which the scheduler does not lose the worker, in ms; 0 if it was not
     /// suspended since the worker joined.
     pub(super) not_lost_before: u64,
@@ -161,8 +169,10 @@ pub(super) struct SimLease {
     pub(super) granted: Vec<DeviceSpec>,
     /// Its parts while it is suspended, by the engine's choice.
     pub(super) parts: Vec<SuspendedPart>,
-    /// The least memory of its devices.
+    /// The least memory of its devices, or that of its share.
     pub(super) memory_bytes: u64,
+    /// Whether it has a share of a device.
+    pub(super) has_share: bool,
 }
 
 impl SimLease {
@@ -247,11 +257,13 @@ impl World {
             policy: Policy::new(),
             term: 1,
             grants: BTreeMap::new(),
+            shares: BTreeMap::new(),
             latest: BTreeMap::new(),
             reports: BTreeMap::new(),
             commanded: None,
             made_room: Vec::new(),
             granted: Vec::new(),
+            moved: Vec::new(),
         }
     }
 
@@ -279,6 +291,7 @@ impl World {
         let granted = self.granted(&commands);
         self.made_room.clear();
         self.granted.clear();
+        self.moved.clear();
         for command in &commands {
             self.apply_command(&event, command);
         }
@@ -461,10 +474,13 @@ impl World {
         let over = worker.held.extract_if(.., |(held, _)| *held == lease);
         worker.busy.extend(over);
         worker.unanswered.insert(lease);
-        for DeviceGrant { index, grant } in grants {
-            let granted = self.grants[&(lease, device_ref(worker.id, *index))];
+        for DeviceGrant { index, grant, lane } in grants {
+            let at = (lease, device_ref(worker.id, *index));
+            let granted = self.grants[&at];
             assert_eq!(*grant, granted, "{lease} ended by the grant of another");
-            let ended = worker.ended.entry(*index).or_default();
+            let share = self.shares.get(&at);
+            assert_eq!(*lane, share.map_or(0, |share| share.lane));
+            let ended = worker.ended.entry((*index, *lane)).or_default();
             *ended = granted.max(*ended);
         }
     }
@@ -485,19 +501,21 @@ impl World {
             device,
             worker,
             grant,
+            share,
         } = leased;
         self.record_grant(lease, *device_ref, *grant);
+        match share {
+            Some(share) => self.shares.insert((lease, *device_ref), *share),
+            None => self.shares.remove(&(lease, *device_ref)),
+        };
         let i = self.connected_worker(device_ref.worker);
         let known = self.workers[i].known.as_ref().unwrap();
         assert!(!known.is_draining());
         let uses = self.workers[i].held.iter().chain(&self.workers[i].busy);
-        let others: Vec<_> = uses
-            .filter(|(_, index)| *index == device_ref.index)
-            .collect();
-        assert!(
-            others.is_empty(),
-            "{device_ref:?} is still used by {others:?}"
-        );
+        let others = uses.filter(|(_, index)| *index == device_ref.index);
+        let others = others.map(|(of, _)| self.shares.get(&(*of, *device_ref)).copied());
+        let shares: Vec<_> = others.chain([*share]).collect();
+        check_shares(device, &shares);
         assert!(!self.workers[i].broken.contains(&device_ref.index));
         assert_eq!(device, &known.devices[device_ref.index as usize]);
         assert_eq!(worker, &endpoint(device_ref.worker.0));
@@ -519,9 +537,11 @@ impl World {
         for leased in devices {
             self.take_device(lease, leased);
             assert!(meets_demand(&leased.device, &granted.demand));
+            let share = leased.share.map(Share::from);
+            assert_eq!(share, needs_of(&granted)(&leased.device));
         }
         let specs: Vec<_> = devices.iter().map(|leased| leased.device.clone()).collect();
-        let memory_bytes = devices.iter().map(|leased| leased.device.memory_bytes);
+        let memory_bytes = devices.iter().map(memory_of);
         let memory_bytes = memory_bytes.min().unwrap_or_default();
         let lease_devices: Vec<_> = devices.iter().map(|device| device.device_ref).collect();
         let client = granted.client;
@@ -543,6 +563,7 @@ impl World {
                 granted: specs.clone(),
                 parts: Vec::new(),
                 memory_bytes,
+                has_share: granted.demand.share_permille.is_some(),
             };
             assert!(leases.insert(lease, lease_of).is_none());
         }
@@ -586,6 +607,12 @@ impl World {
     }
 }
 
+/// Returns the memory that a lease has of a device.
+pub(super) fn memory_of(leased: &LeasedDevice) -> u64 {
+    let share = leased.share.map(|share| share.memory_bytes);
+    share.unwrap_or(leased.device.memory_bytes)
+}
+
 /// Returns whether a device meets a demand, by the test's own rule.
 pub(super) fn meets_demand(device: &DeviceSpec, demand: &Demand) -> bool {
     let kind_does = match &demand.kind {
@@ -594,7 +621,9 @@ pub(super) fn meets_demand(device: &DeviceSpec, demand: &Demand) -> bool {
     };
     let is_exact = device.fingerprint.is_some_and(|it| it.is_exact);
     let is_exact_enough = is_exact || demand.durability != Durability::Exact;
-    kind_does && is_exact_enough && device.memory_bytes >= demand.memory_bytes
+    let can_share = device.takes_shares || demand.share_permille.is_none();
+    let is_enough = device.memory_bytes >= demand.memory_bytes;
+    kind_does && is_exact_enough && can_share && is_enough
 }
 
 /// Returns whether a lease may go on at `other` in the place of `own`, by the test's own rule.

@@ -18,6 +18,7 @@ use self::error::GatewayError;
 use crate::{
     config::{Demand, GatewayConfig, GatewayToken},
     failure::Failure,
+    human,
     shutdown::Shutdown,
     state::StateDir,
     stdout,
@@ -69,9 +70,16 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
     Ok(pool.lease(request)?)
 }
 
-/// Returns the kind of `device` and the name of its worker.
+/// Returns the kind of `device` and the name of its worker, and which part of it the lease has.
 fn kind_and_worker(device: &LeasedDevice) -> String {
-    format!("{} on {}", device.kind, device.worker)
+    let place = format!("{} on {}", device.kind, device.worker);
+    match device.share() {
+        Some(part) => format!(
+            "{} of {place}",
+            human::percent((1000.0 * part).round() as u32)
+        ),
+        None => place,
+    }
 }
 
 /// Returns the text to print when programs can connect, with the code they need.

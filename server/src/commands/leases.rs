@@ -15,7 +15,7 @@ use super::admin::{self, error::AdminError, into_reply, with_token};
 use crate::{
     config::{LeasesAction, LeasesConfig},
     failure::Failure,
-    stdout, table,
+    human, stdout, table,
 };
 
 const HEADER: [&str; 6] = ["LEASE", "TENANT", "TOKEN", "DEVICES", "MOVES", "STATE"];
@@ -55,6 +55,15 @@ struct Place<'a> {
     worker: &'a str,
     kind: &'a str,
     devices: &'a [u32],
+    /// What the lease has of the device; null if it has all of the devices.
+    share: Option<Share>,
+}
+
+#[derive(Serialize)]
+struct Share {
+    /// The part of its time, in thousandths.
+    permille: u32,
+    memory_bytes: u64,
 }
 
 /// Makes one call and prints its result.
@@ -205,6 +214,10 @@ fn place_of(place: &LeasePlace) -> Place<'_> {
         worker: &place.worker,
         kind: &place.kind,
         devices: &place.device_indices,
+        share: (place.share_permille > 0).then_some(Share {
+            permille: place.share_permille,
+            memory_bytes: place.share_memory_bytes,
+        }),
     }
 }
 
@@ -216,12 +229,16 @@ fn to_table(leases: &[LeaseInfo]) -> String {
     table::text(HEADER, &[MOVES], leases.iter().map(row))
 }
 
-/// Returns the devices of a lease, such as `gpu-1 cuda:0,1, gpu-2 cuda:3`.
+/// Returns the devices of a lease, such as `gpu-1 cuda:0,1, gpu-2 cuda:3`, or `25 % of gpu-1 cuda:0`.
 pub(super) fn places_text(lease: &LeaseInfo) -> String {
     let place = |place: &LeasePlace| {
         let devices = place.device_indices.iter().map(u32::to_string);
         let devices: Vec<_> = devices.collect();
-        format!("{} {}:{}", place.worker, place.kind, devices.join(","))
+        let devices = format!("{} {}:{}", place.worker, place.kind, devices.join(","));
+        match place.share_permille {
+            0 => devices,
+            permille => format!("{} of {devices}", human::percent(permille)),
+        }
     };
     let places: Vec<_> = lease.places.iter().map(place).collect();
     places.join(", ")
@@ -270,6 +287,7 @@ mod tests {
             worker: worker.into(),
             kind: kind.into(),
             device_indices: device_indices.into(),
+            ..LeasePlace::default()
         };
         let lease = |lease_id, places| LeaseInfo {
             lease_id,
@@ -283,7 +301,14 @@ mod tests {
             LeaseInfo {
                 move_to: "gpu-2".into(),
                 moves: 12,
-                ..lease(0x9a, vec![place("gpu-1", "flex", &[0])])
+                ..lease(
+                    0x9a,
+                    vec![LeasePlace {
+                        share_permille: 250,
+                        share_memory_bytes: 4 << 30,
+                        ..place("gpu-1", "flex", &[0])
+                    }],
+                )
             },
             LeaseInfo {
                 cannot_move: "it has devices of several workers".into(),
@@ -326,7 +351,7 @@ mod tests {
     fn leases_are_listed_in_columns() {
         let expected = "\
 LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
-000000000000009a  research  ci     gpu-1 flex:0                     12  can move to gpu-2
+000000000000009a  research  ci     25 % of gpu-1 flex:0             12  can move to gpu-2
 000000000000009b  research  ci     gpu-1 cuda:0,1, gpu-2 cuda:3      0  cannot move: it has devices of several workers
 000000000000009c  research  ci                                       0  waits: worker gpu-3 was lost
 000000000000009d  research  ci                                       0  suspended; its state is at worker gpu-1
@@ -384,6 +409,10 @@ LEASE             TENANT    TOKEN  DEVICES                       MOVES  STATE
         let [first, _, third] = [0, 1, 2].map(|at| &parsed["leases"][at]);
         assert_eq!(first["lease"], "000000000000009a");
         assert_eq!(first["places"][0]["devices"], serde_json::json!([0]));
+        let share = serde_json::json!({ "permille": 250, "memory_bytes": 4_u64 << 30 });
+        assert_eq!(first["places"][0]["share"], share);
+        let second = &parsed["leases"][1];
+        assert!(second["places"][0]["share"].is_null());
         assert_eq!(
             (&first["waits"], &first["move_to"]),
             (&serde_json::Value::Null, &"gpu-2".into())

@@ -73,6 +73,8 @@ struct WaitingJson<'a> {
 #[derive(Serialize)]
 struct NeedsJson<'a> {
     devices: u32,
+    /// The part of the time of the only device that is needed, in thousandths; null for whole devices.
+    share_permille: Option<u32>,
     at_one_worker: bool,
     free: u32,
     free_at_one_worker: u32,
@@ -94,6 +96,8 @@ struct DevicesOfLeaseJson<'a> {
     tenant: &'a str,
     token: &'a str,
     devices: u32,
+    /// What the lease has of the device's time, in thousandths; null if it has all.
+    share_permille: Option<u32>,
 }
 
 /// Makes the calls and prints their result.
@@ -187,6 +191,7 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
 fn needs_json(needed: &NeededDevices) -> NeedsJson<'_> {
     NeedsJson {
         devices: needed.count,
+        share_permille: non_zero(needed.share_permille),
         at_one_worker: needed.at_one_worker,
         free: needed.free,
         free_at_one_worker: needed.free_at_one_worker,
@@ -207,7 +212,12 @@ fn devices_json(devices: &DevicesOfLease) -> DevicesOfLeaseJson<'_> {
         tenant: &devices.tenant,
         token: &devices.token,
         devices: devices.count,
+        share_permille: non_zero(devices.share_permille),
     }
+}
+
+fn non_zero(permille: u32) -> Option<u32> {
+    Some(permille).filter(|permille| *permille > 0)
 }
 
 /// Returns what waits: a request or a lease.
@@ -293,6 +303,7 @@ mod tests {
             tenant: "research".into(),
             token: token.into(),
             count,
+            share_permille: 0,
         };
         let lease = Waiting {
             lease_id: 0x9a,
@@ -389,6 +400,7 @@ mod tests {
                 worker: "gpu-1".into(),
                 kind: "cuda".into(),
                 device_indices: vec![0, 1],
+                ..tensord_proto::v1::LeasePlace::default()
             }],
             ..LeaseInfo::default()
         };

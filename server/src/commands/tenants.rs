@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::Number;
 use tensord_proto::v1::{
     ChangeTenantRequest, DeviceCounts, KindCount, ListTenantsRequest, RemoveTenantRequest,
     TenantInfo, TenantLimit,
@@ -38,7 +39,8 @@ pub(super) struct TenantJson<'a> {
     created_ms: u64,
     #[serde(flatten)]
     terms: TermsJson<'a>,
-    used: BTreeMap<&'a str, u32>,
+    /// Not whole numbers where it has shares of devices.
+    used: BTreeMap<&'a str, Number>,
     used_memory_bytes: u64,
     /// Those that have devices.
     leases: u32,
@@ -119,7 +121,11 @@ pub(super) fn request_of(change: TenantChange) -> ChangeTenantRequest {
     let kinds = |kinds: BTreeMap<String, u32>| {
         let kinds = kinds.into_iter();
         kinds
-            .map(|(kind, count)| KindCount { kind, count })
+            .map(|(kind, count)| KindCount {
+                kind,
+                count,
+                permille: 0,
+            })
             .collect()
     };
     ChangeTenantRequest {
@@ -138,7 +144,7 @@ pub(super) fn json_of(tenant: &TenantInfo) -> TenantJson<'_> {
         name: &tenant.name,
         created_ms: tenant.created_ms,
         terms: terms_json(tenant),
-        used: by_kind(kinds_of(tenant.used.as_ref())),
+        used: fractions_by_kind(kinds_of(tenant.used.as_ref())),
         used_memory_bytes: tenant.used_memory_bytes,
         leases: tenant.leases,
         suspended: tenant.suspended,
@@ -162,6 +168,19 @@ pub(super) fn terms_json(tenant: &TenantInfo) -> TermsJson<'_> {
 /// Returns numbers of devices by kind.
 fn by_kind(kinds: &[KindCount]) -> BTreeMap<&str, u32> {
     kinds.iter().map(|it| (&*it.kind, it.count)).collect()
+}
+
+/// Returns numbers of devices by kind, with the shares of devices that are among them.
+fn fractions_by_kind(kinds: &[KindCount]) -> BTreeMap<&str, Number> {
+    kinds
+        .iter()
+        .map(|it| (&*it.kind, stdout::thousandths(permille_of(it))))
+        .collect()
+}
+
+/// Returns a number of devices in thousandths.
+fn permille_of(count: &KindCount) -> u64 {
+    1000 * u64::from(count.count) + u64::from(count.permille)
 }
 
 /// Returns the numbers of a message.
@@ -244,9 +263,12 @@ pub(super) fn limit_text(tenant: &TenantInfo) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns numbers of devices by kind, such as `4 cuda, 2 flex`.
+/// Returns numbers of devices by kind, such as `4 cuda, 1.25 flex`.
 fn counts_text(kinds: &[KindCount]) -> String {
-    let counts = kinds.iter().map(|it| format!("{} {}", it.count, it.kind));
+    let counts = kinds.iter().map(|it| {
+        let count = human::thousandths(permille_of(it));
+        format!("{count} {}", it.kind)
+    });
     counts.collect::<Vec<_>>().join(", ")
 }
 
@@ -258,6 +280,7 @@ pub(super) mod tests {
         let kinds = kinds.iter().map(|(kind, count)| KindCount {
             kind: (*kind).into(),
             count: *count,
+            permille: 0,
         });
         kinds.collect()
     }
@@ -318,6 +341,23 @@ tenant new
   tokens     none
 ";
         assert_eq!(text_of(&new), expected);
+    }
+
+    #[test]
+    fn shares_of_devices_are_fractions() {
+        let mut tenant = research();
+        let used = tenant.used.as_mut().unwrap();
+        used.kinds.extend(kinds(&[("flex", 0)]));
+        (used.kinds[0].permille, used.kinds[1].permille) = (250, 500);
+        assert_eq!(
+            has_text(&tenant),
+            "3.25 cuda, 0.5 flex with 240.0 GiB in 2 leases"
+        );
+        let json = serde_json::to_value(json_of(&tenant)).unwrap();
+        assert_eq!(
+            json["used"],
+            serde_json::json!({ "cuda": 3.25, "flex": 0.5 })
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tensord_scheduler::{
 };
 use tensord_transport::token;
 
-use super::access::UnixMillis;
+use super::{access::UnixMillis, share_messages};
 
 /// The size of the signature at the end of a lease token.
 const SIGNATURE_BYTES: usize = 64;
@@ -72,7 +72,7 @@ pub(super) fn claimed_leases(
     let mut held = ClaimedLeases::default();
     for token in tokens.iter().map(AsRef::as_ref) {
         match token::verify(token, lease_key) {
-            Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims, now)),
+            Ok(claims) if is_its_own(&claims) => held.claims.push(claim(&claims, now)?),
             Ok(claims) => held.invalid.push(LeaseId(claims.lease_id)),
             Err(_) => match unverified_lease_id(token) {
                 Some(lease) => held.invalid.push(lease),
@@ -92,17 +92,21 @@ fn unverified_lease_id(token: &[u8]) -> Option<LeaseId> {
     Some(LeaseId(LeaseClaims::decode(claims).ok()?.lease_id))
 }
 
-fn claim(claims: &LeaseClaims, now: UnixMillis) -> Claim {
-    let share = |share: &v1::LeaseShare| GrantedDevice {
-        device_ref: DeviceRef {
-            worker: WorkerId(share.worker_id),
-            index: share.device_index,
-        },
-        grant: number(share.grant),
+fn claim(claims: &LeaseClaims, now: UnixMillis) -> Result<Claim, Error> {
+    let granted = |granted: &v1::LeaseShare| {
+        Ok(GrantedDevice {
+            device_ref: DeviceRef {
+                worker: WorkerId(granted.worker_id),
+                index: granted.device_index,
+            },
+            grant: number(granted.grant),
+            share: share_messages::share("a share in a lease token", granted.share)?,
+        })
     };
-    Claim {
+    let lease_devices = claims.shares.iter().map(granted);
+    Ok(Claim {
         lease: LeaseId(claims.lease_id),
-        lease_devices: claims.shares.iter().map(share).collect(),
+        lease_devices: lease_devices.collect::<Result<_, Error>>()?,
         durability: durability(claims.durability()),
         epoch: claims.epoch,
         time_left: claims.time_left_ms.map(|left| {
@@ -110,7 +114,7 @@ fn claim(claims: &LeaseClaims, now: UnixMillis) -> Claim {
             Duration::from_millis(left.saturating_sub(since))
         }),
         is_spot: claims.spot,
-    }
+    })
 }
 
 /// The shortest time after which a lease can end by its own request.
@@ -152,6 +156,15 @@ pub(super) fn client_event(
     }
 }
 
+/// Returns why a message is refused that requests a share which no device has, and the id of the request.
+pub(super) fn share_refusal(message: &v1::ClientMessage) -> Option<(RequestId, Error)> {
+    let Some(client_message::Body::Request(request)) = &message.body else {
+        return None;
+    };
+    let error = share_messages::requested_permille(request).err()?;
+    Some((RequestId(request.request_id), error))
+}
+
 /// Returns the counts of a message by kind; of those of one kind, the last.
 pub(super) fn kinds(kinds: Vec<v1::KindCount>) -> BTreeMap<String, u32> {
     let kinds = kinds.into_iter();
@@ -178,6 +191,7 @@ pub(super) fn durability_message(durability: Durability) -> v1::Durability {
 }
 
 fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
+    let share_permille = share_messages::requested_permille(&request)?;
     Ok(Demand {
         devices: request.devices,
         kind: match request.kind {
@@ -185,6 +199,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
             kind => Some(check_text("the requested kind of device", kind)?),
         },
         memory_bytes: request.memory_bytes,
+        share_permille,
         durability: match v1::Durability::try_from(request.durability) {
             Ok(known) => durability(known),
             Err(unknown) => {
@@ -224,7 +239,7 @@ pub(super) fn lease_share(device: &LeasedDevice) -> v1::LeaseShare {
         address: device.worker.address.clone(),
         certificate_sha256: device.worker.certificate_sha256.to_vec().into(),
         grant: Some(device.grant.into()),
-        share: None,
+        share: device.share.map(Into::into),
     }
 }
 
@@ -275,7 +290,7 @@ fn leased_device(leased: LeasedDevice) -> v1::LeasedDevice {
             certificate_sha256: certificate_sha256.to_vec().into(),
         }),
         index: leased.device_ref.index,
-        share: None,
+        share: leased.share.map(Into::into),
     }
 }
 
@@ -286,6 +301,8 @@ pub(super) fn device(device: DeviceSpec) -> v1::Device {
         name,
         memory_bytes,
         fingerprint,
+        // Only the scheduler needs to know.
+        takes_shares: _,
     } = device;
     v1::Device {
         kind,

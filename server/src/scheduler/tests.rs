@@ -13,6 +13,7 @@ mod leases;
 mod peers;
 mod refusals;
 mod restart;
+mod shares;
 mod tenants;
 mod tokens;
 mod usage;

@@ -23,7 +23,7 @@ mod totals;
 mod writer;
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
@@ -51,7 +51,7 @@ use super::access::UnixMillis;
 use crate::state::{StateDir, StateError};
 
 /// Most grants of which one heartbeat may report: more than a worker has and remembers.
-const MAX_REPORTED: usize = 4096;
+const MAX_REPORTED: usize = 8192;
 
 /// Most grants that one heartbeat makes known. Others become known by the next one. So a heartbeat of
 /// false grants, each of which is divided among the hours of a week, takes little time.
@@ -178,7 +178,7 @@ impl UsageLog {
         owner_of: impl Fn(LeaseId, &DeviceGrant) -> Option<Owner>,
     ) -> Vec<DeviceGrant> {
         let worker = report.worker.0;
-        let mut released = BTreeSet::new();
+        let mut released = BTreeMap::new();
         let mut has_ended = false;
         let mut new = 0;
         let mut accounts = self.accounts();
@@ -203,7 +203,7 @@ impl UsageLog {
             has_ended |= accounts.observe(now, key, reported, kind, subject, &mut changes);
             new += usize::from(!is_known && accounts.contains(&key));
             if usage.released {
-                released.insert(key);
+                released.insert(key, *grant);
             }
         }
         let devices = (0..).zip(&report.devices_busy_us).zip(report.kinds);
@@ -221,12 +221,7 @@ impl UsageLog {
         accounts.expire(now, &mut changes);
         self.0.shared.queue(changes, has_ended);
         let recorded = accounts.recorded(&released, written);
-        let recorded = recorded.map(|key| DeviceGrant {
-            device_index: key.device,
-            grant: Some(key.grant.into()),
-            share: None,
-        });
-        recorded.collect()
+        recorded.copied().collect()
     }
 
     /// Sums up what was used, all reports so far included.

@@ -6,14 +6,14 @@ use tensord_proto::{
     v1::{DeviceStatus, DeviceUsage, StatusReply, WorkerStatus},
     version,
 };
-use tensord_scheduler::{Snapshot, Timestamp, WorkerSnapshot};
+use tensord_scheduler::{DeviceSnapshot, Snapshot, Timestamp, WorkerSnapshot};
 
 use super::convert;
 
 /// Returns the reply to a status call at `now`. Only leases and requests of clients for
 /// which `is_shown` returns true are counted. Of a device leased by another client, the
-/// reply shows only that it is leased; for a free device, it omits the number of ops run
-/// before.
+/// reply shows only that it is leased, or which part of it; for a free device, it omits the
+/// number of ops run before.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
@@ -24,10 +24,8 @@ pub(super) fn status<'a>(
     let waiting = waiting.filter(|client| is_shown(Some(**client))).count();
     let owners = &snapshot.owners;
     let leases = owners.values().filter(|owner| is_shown(**owner)).count();
-    let is_shown = |lease: Option<LeaseId>| {
-        is_shown(lease.and_then(|lease| owners.get(&lease).copied().flatten()))
-    };
     let shows_all = is_shown(None);
+    let is_shown = |lease: LeaseId| is_shown(owners.get(&lease).copied().flatten());
     let workers = snapshot.workers.into_iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
         worker_status(worker, now, usage, shows_all, is_shown)
@@ -46,32 +44,12 @@ fn worker_status(
     now: Timestamp,
     usage: &[DeviceUsage],
     shows_all: bool,
-    is_shown: impl Fn(Option<LeaseId>) -> bool,
+    is_shown: impl Fn(LeaseId) -> bool,
 ) -> WorkerStatus {
     let devices = worker.devices.into_iter().enumerate();
     let devices = devices.map(|(index, device)| {
         let usage = usage.get(index).copied().unwrap_or_default();
-        // The memory that an ended lease still uses belongs to its tenant, which is no
-        // longer known.
-        let usage = match (is_shown(device.lease), device.lease) {
-            _ if device.ending && !shows_all => DeviceUsage::default(),
-            (true, _) => usage,
-            (false, Some(_)) => DeviceUsage::default(),
-            (false, None) => DeviceUsage {
-                ops_executed: 0,
-                ..usage
-            },
-        };
-        DeviceStatus {
-            device: Some(convert::device(device.device)),
-            leased: device.leased,
-            sessions: usage.sessions,
-            live_bytes: usage.live_bytes,
-            ops_executed: usage.ops_executed,
-            reserved_bytes: usage.reserved_bytes,
-            ending: device.ending,
-            out_of_service: device.out_of_service.unwrap_or_default(),
-        }
+        device_status(device, usage, shows_all, &is_shown)
     });
     WorkerStatus {
         devices: devices.collect(),
@@ -79,6 +57,44 @@ fn worker_status(
         address: worker.address,
         draining: worker.draining,
         last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
+    }
+}
+
+fn device_status(
+    device: DeviceSnapshot,
+    usage: DeviceUsage,
+    shows_all: bool,
+    is_shown: impl Fn(LeaseId) -> bool,
+) -> DeviceStatus {
+    let leases = &device.leases;
+    // The worker reports what all leases of a device use together. The memory that an ended lease still uses
+    // belongs to its tenant, which is no longer known.
+    let usage = match leases.iter().all(|(lease, _)| is_shown(*lease)) {
+        _ if shows_all => usage,
+        _ if device.ending => DeviceUsage::default(),
+        true if leases.is_empty() => DeviceUsage {
+            ops_executed: 0,
+            ..usage
+        },
+        true => usage,
+        false => DeviceUsage::default(),
+    };
+    let shares = leases
+        .iter()
+        .filter_map(|(lease, share)| Some((*lease, share.as_ref()?.permille)));
+    let visible = shares.clone().filter(|(lease, _)| is_shown(*lease));
+    DeviceStatus {
+        leased: !leases.is_empty(),
+        shared_permille: shares.map(|(_, permille)| permille).sum(),
+        visible_shares: count(visible.clone().count()),
+        visible_permille: visible.map(|(_, permille)| permille).sum(),
+        device: Some(convert::device(device.device)),
+        sessions: usage.sessions,
+        live_bytes: usage.live_bytes,
+        ops_executed: usage.ops_executed,
+        reserved_bytes: usage.reserved_bytes,
+        ending: device.ending,
+        out_of_service: device.out_of_service.unwrap_or_default(),
     }
 }
 

@@ -6,7 +6,7 @@ use tensord_proto::{
 };
 use tensord_scheduler::{DeviceGrant, Endpoint, LeasedDevice, Peer};
 
-use super::access::UnixMillis;
+use super::{access::UnixMillis, share_messages::ended_grant_message};
 
 /// Builds the command for a worker to end a lease's sessions, and to hold their snapshots if the lease
 /// is suspended.
@@ -15,14 +15,9 @@ pub(super) fn end_lease(
     grants: &[DeviceGrant],
     hold_snapshots: bool,
 ) -> WorkerCommand {
-    let grant = |grant: &DeviceGrant| v1::DeviceGrant {
-        device_index: grant.index,
-        grant: Some(grant.grant.into()),
-        share: None,
-    };
     worker_command(worker_command::Body::EndLease(v1::EndLease {
         lease_id: lease.0,
-        grants: grants.iter().map(grant).collect(),
+        grants: grants.iter().map(ended_grant_message).collect(),
         hold_snapshots,
     }))
 }
@@ -50,7 +45,7 @@ pub(super) fn lease_granted(
     let grant = |device: &LeasedDevice| v1::DeviceGrant {
         device_index: device.device_ref.index,
         grant: Some(device.grant.into()),
-        share: None,
+        share: device.share.map(Into::into),
     };
     worker_command(worker_command::Body::Granted(v1::LeaseGranted {
         lease_id: lease.0,

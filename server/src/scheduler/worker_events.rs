@@ -10,6 +10,7 @@ use std::time::Duration;
 use tensord_proto::{
     grant::number,
     ids::{LeaseId, PartId, StoreId, WorkerId},
+    share::MAX_LANES,
     text::{MESSAGE_CHARS, sanitize},
     v1::{self, Error, ErrorCode},
 };
@@ -22,10 +23,14 @@ use tensord_transport::{identity, tls::Fingerprint};
 use super::{
     address,
     convert::{check_text, protocol_error},
+    share_messages,
 };
 
 /// The largest number of devices of one worker, more than any host has.
 const MAX_DEVICES: usize = 256;
+
+/// The largest number of leases of one worker: one in each lane of each device.
+const MAX_LEASES: usize = MAX_DEVICES * MAX_LANES as usize;
 
 /// Maximum number of leases in a worker's report of what its snapshot store has.
 const MAX_STORED: usize = 1 << 10;
@@ -98,20 +103,13 @@ pub(super) fn registration(
             name: check_text("a device's name", device.name)?,
             memory_bytes: device.memory_bytes,
             fingerprint: device.fingerprint.map(fingerprint).transpose()?,
+            takes_shares: register.takes_shares,
         })
     };
-    let held = register.held.iter().map(|held| HeldDevice {
-        lease: LeaseId(held.lease_id),
-        index: held.device_index,
-        grant: number(held.grant),
-        ended: held.ended,
-    });
-    let held = held.collect();
-    let ended = register.ended.iter().map(|ended| DeviceGrant {
-        index: ended.device_index,
-        grant: number(ended.grant),
-    });
-    let ended = ended.collect();
+    let held = register.held.iter().map(held_device);
+    let held = held.collect::<Result<_, Error>>()?;
+    let ended = register.ended.iter().map(share_messages::ended_grant);
+    let ended = ended.collect::<Result<_, Error>>()?;
     let suspended = register.suspended_leases.into_iter().map(LeaseId);
     let suspended = suspended.take(MAX_SUSPENDED).collect();
     let out_of_service = outages(register.out_of_service);
@@ -137,6 +135,16 @@ pub(super) fn registration(
     })
 }
 
+fn held_device(held: &v1::HeldDevice) -> Result<HeldDevice, Error> {
+    Ok(HeldDevice {
+        lease: LeaseId(held.lease_id),
+        index: held.device_index,
+        grant: number(held.grant),
+        ended: held.ended,
+        share: share_messages::share("the share of a device that a lease holds", held.share)?,
+    })
+}
+
 /// Converts a worker's list of devices out of service. Takes at most [`MAX_DEVICES`]
 /// entries, and makes the reasons safe to print.
 pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
@@ -152,12 +160,12 @@ pub(super) fn outages(out_of_service: Vec<v1::OutOfService>) -> Outages {
 }
 
 /// Converts the lists of leases of `worker` whose snapshots their keepers have, or the worker itself, or
-/// its snapshot store. Takes at most two entries of the former for each of [`MAX_DEVICES`] leases, as
+/// its snapshot store. Takes at most two entries of the former for each of [`MAX_LEASES`] leases, as
 /// many as a worker can have.
 pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64]) -> WorkerEvent {
     let (mut at_keepers, mut refused, mut handed_over) = (Vec::new(), Vec::new(), Vec::new());
     let mut here = BTreeMap::new();
-    for kept in leases.iter().take(2 * MAX_DEVICES) {
+    for kept in leases.iter().take(2 * MAX_LEASES) {
         let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
         let index = kept.part;
         let part = PartId { lease, index };
@@ -177,7 +185,7 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
             }),
         }
     }
-    let in_store = in_store.iter().take(MAX_DEVICES).copied();
+    let in_store = in_store.iter().take(MAX_LEASES).copied();
     WorkerEvent::SnapshotsKept {
         at_keepers,
         refused,
@@ -187,9 +195,9 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
     }
 }
 
-/// Converts a worker's list of idle leases. Takes at most [`MAX_DEVICES`] entries.
+/// Converts a worker's list of idle leases. Takes at most [`MAX_LEASES`] entries.
 pub(super) fn idle_leases(leases: &[v1::IdleLease]) -> WorkerEvent {
-    let leases = leases.iter().take(MAX_DEVICES).map(|idle| {
+    let leases = leases.iter().take(MAX_LEASES).map(|idle| {
         let idle_for = Duration::from_millis(idle.idle_ms);
         (LeaseId(idle.lease_id), idle_for)
     });
@@ -209,7 +217,7 @@ pub(super) fn stored_leases(stored: v1::StoredLeases) -> WorkerEvent {
 /// Converts a worker's list of leases whose process there has died, and makes the reasons safe to
 /// print.
 pub(super) fn interrupted_leases(leases: &[v1::InterruptedLease]) -> WorkerEvent {
-    let leases = leases.iter().take(MAX_DEVICES).map(|interrupted| {
+    let leases = leases.iter().take(MAX_LEASES).map(|interrupted| {
         let how = sanitize(&interrupted.reason, MESSAGE_CHARS).to_string();
         (LeaseId(interrupted.lease_id), how)
     });

@@ -34,6 +34,8 @@ struct Device<'a> {
     /// What the bits of its results depend on; null if the worker does not report it.
     fingerprint: Option<Fingerprint>,
     leased: bool,
+    /// What leases have shares of; null if none has a share.
+    shared: Option<Shared>,
     /// Whether the device's last lease has ended but the worker has not released it yet.
     ending: bool,
     /// Why the worker cannot offer the device; null if it can.
@@ -43,6 +45,16 @@ struct Device<'a> {
     /// Null if the backend does not count reserved memory.
     reserved_bytes: Option<u64>,
     ops_executed: u64,
+}
+
+/// The shares of a device.
+#[derive(Serialize)]
+struct Shared {
+    /// The sum of the shares, in thousandths of the device.
+    permille: u32,
+    /// The number of leases that have them, and the sum of their shares; of a program, those of its tenant only.
+    visible_leases: u32,
+    visible_permille: u32,
 }
 
 #[derive(Serialize)]
@@ -83,12 +95,21 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
         memory_bytes: device.map_or(0, |device| device.memory_bytes),
         fingerprint: device.and_then(fingerprint),
         leased: status.leased,
+        shared: (status.shared_permille > 0).then(|| shared(status)),
         ending: status.ending,
         out_of_service: Some(&*status.out_of_service).filter(|reason| !reason.is_empty()),
         sessions: status.sessions,
         live_bytes: status.live_bytes,
         reserved_bytes: status.reserved_bytes,
         ops_executed: status.ops_executed,
+    }
+}
+
+fn shared(status: &DeviceStatus) -> Shared {
+    Shared {
+        permille: status.shared_permille,
+        visible_leases: status.visible_shares,
+        visible_permille: status.visible_permille,
     }
 }
 

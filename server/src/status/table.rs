@@ -43,9 +43,13 @@ fn summary(reply: &StatusReply) -> String {
     let devices = || reply.workers.iter().flat_map(|worker| &worker.devices);
     let mut states = format!(
         "{} leased",
-        devices().filter(|device| device.leased).count()
+        devices()
+            .filter(|device| device.leased && device.shared_permille == 0)
+            .count()
     );
+    let is_shared = |device: &&DeviceStatus| device.shared_permille > 0;
     let not_free = [
+        ("shared", devices().filter(is_shared).count()),
         ("ending", devices().filter(|device| device.ending).count()),
         (
             "out of service",
@@ -102,21 +106,38 @@ fn rows(worker: &WorkerStatus) -> Vec<[String; 10]> {
 fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     let device = status.device.clone().unwrap_or_default();
     let leased = match status {
-        _ if status.leased => "yes",
-        _ if status.ending => "ending",
-        _ if is_out_of_service(status) => "out",
-        _ => "-",
+        _ if status.shared_permille > 0 => shared_text(status),
+        _ if status.leased => "yes".into(),
+        _ if status.ending => "ending".into(),
+        _ if is_out_of_service(status) => "out".into(),
+        _ => "-".into(),
     };
     [
         format!("{index} {}", sanitized(&device.name)),
         sanitized(&device.kind),
         human::bytes(device.memory_bytes),
-        leased.into(),
+        leased,
         human::count(status.sessions.into()),
         human::bytes(status.live_bytes),
         status.reserved_bytes.map_or("-".into(), human::bytes),
         human::count(status.ops_executed),
     ]
+}
+
+/// Returns which part of a device leases have, such as `75 % by 2 leases`. If others than the caller's tenant have
+/// some, how many they are is not known: `75 %, of it 25 % by 1 own lease`.
+fn shared_text(status: &DeviceStatus) -> String {
+    let all = human::percent(status.shared_permille);
+    let visible = human::percent(status.visible_permille);
+    let shares = status.visible_shares as usize;
+    match (shares, status.visible_permille == status.shared_permille) {
+        (0, _) => all,
+        (_, true) => format!("{all} by {}", human::plural(shares, "lease")),
+        (_, false) => format!(
+            "{all}, of it {visible} by {}",
+            human::plural(shares, "own lease")
+        ),
+    }
 }
 
 fn is_out_of_service(device: &DeviceStatus) -> bool {

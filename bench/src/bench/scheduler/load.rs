@@ -181,6 +181,7 @@ impl Load {
                 hash: [kind.len() as u8; 16],
                 is_exact: kind == "flex",
             }),
+            takes_shares: true,
         };
         let registration = Registration {
             endpoint: Endpoint {
@@ -239,6 +240,7 @@ impl Load {
                 devices,
                 kind: kind.map(Into::into),
                 memory_bytes,
+                share_permille: None,
                 durability: Durability::Auto,
                 recover_within: None,
                 max_duration: None,

@@ -6,6 +6,7 @@ fn kinds(kinds: &[(&str, u32)]) -> Vec<KindCount> {
     let kinds = kinds.iter().map(|(kind, count)| KindCount {
         kind: (*kind).into(),
         count: *count,
+        permille: 0,
     });
     kinds.collect()
 }

@@ -140,7 +140,7 @@ fn tenant_text(tenant: &TenantInfo) -> String {
 }
 
 fn devices_text(needed: &NeededDevices) -> String {
-    let count = human::plural(needed.count as usize, "device");
+    let count = count_text(needed.count, needed.share_permille);
     let place = match (needed.at_one_worker, are_free_ones_spread(needed)) {
         (true, true) => {
             let most = needed.free_at_one_worker;
@@ -152,13 +152,21 @@ fn devices_text(needed: &NeededDevices) -> String {
     format!("{count}{place}; suitable: {}", suitable_text(needed))
 }
 
+/// Returns a number of devices in words, or the share of one, such as `25 % of a device`.
+fn count_text(count: u32, share_permille: u32) -> String {
+    match share_permille {
+        0 => human::plural(count as usize, "device"),
+        permille => format!("{} of a device", human::percent(permille)),
+    }
+}
+
 /// Returns whether all devices must be of one worker, and the free ones are of several.
 fn are_free_ones_spread(needed: &NeededDevices) -> bool {
     needed.at_one_worker && needed.free > needed.free_at_one_worker
 }
 
 fn leased_text(devices: &DevicesOfLease) -> String {
-    let count = human::plural(devices.count as usize, "device");
+    let count = count_text(devices.count, devices.share_permille);
     let id = LeaseId(devices.lease_id);
     format!(
         "lease {id}{} has {count}",
@@ -269,6 +277,37 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
 ";
         waiting.position = 1;
         assert_eq!(explanation(&waiting, 1), expected);
+    }
+
+    #[test]
+    fn explanation_of_a_request_for_a_share_names_the_shares_of_others() {
+        let mut listed = listed();
+        let waiting = &mut listed.waiting[1];
+        waiting.requested = "50 % of 1 device of kind cuda with 4.0 GiB".into();
+        waiting.tenant_info = None;
+        let needed = &mut waiting.needs[0];
+        (needed.count, needed.share_permille) = (1, 500);
+        (
+            needed.free,
+            needed.leased,
+            needed.held_back,
+            needed.out_of_service,
+        ) = (0, 2, 0, 0);
+        needed.held_back_for.clear();
+        for (lease, permille) in needed.leased_by.iter_mut().zip([625, 0]) {
+            (lease.count, lease.share_permille) = (1, permille);
+        }
+        let expected = "\
+request 000000000000009b of tenant research (token program) waits for 50 % of 1 device of kind cuda with 4.0 GiB
+  waited     1 min 1 s
+  position   2 of 2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
+  devices    50 % of a device; suitable: 2 leased
+             lease 000000000000009c of tenant research (token ci) has 62.5 % of a device
+             lease 000000000000009d of tenant research (token night) has 1 device
+  may end if a lease with suitable devices ends or is suspended, or a worker with such devices joins
+  estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
+";
+        assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
     }
 
     #[test]

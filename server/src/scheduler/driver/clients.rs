@@ -99,6 +99,12 @@ impl Driver {
         if let Some(client_message::Body::MarkPlaced(placed)) = message.body {
             return self.on_mark_placed(client, LeaseId(placed.lease_id));
         }
+        if let Some((request, error)) = convert::share_refusal(&message) {
+            if let Some(gone) = self.send(client, convert::refused(request, error)) {
+                self.apply(gone);
+            }
+            return;
+        }
         let lease = self.new_lease_id();
         match convert::client_event(message, lease) {
             Ok(ClientEvent::Request { request, .. }) if self.lease_refusal(client).is_some() => {

@@ -25,8 +25,8 @@ impl Driver {
     pub(super) fn drain_worker(&mut self, name: &str, is_drained: bool) -> Option<DrainedWorker> {
         let mut workers = self.engine.snapshot().workers.into_iter();
         let worker = workers.find(|worker| worker.name == name)?;
-        let leases = worker.devices.iter().filter_map(|device| device.lease);
-        let mut leases: Vec<_> = leases.collect();
+        let leases = worker.devices.iter().flat_map(|device| &device.leases);
+        let mut leases: Vec<_> = leases.map(|(lease, _)| *lease).collect();
         leases.sort_unstable();
         leases.dedup();
         let worker = worker.worker;
@@ -193,6 +193,8 @@ fn places(devices: &[LeasedDevice]) -> Vec<LeasePlace> {
         worker: devices[0].worker.name.clone(),
         kind: devices[0].device.kind.clone(),
         device_indices: devices.iter().map(|it| it.device_ref.index).collect(),
+        share_permille: devices[0].share.map_or(0, |share| share.permille),
+        share_memory_bytes: devices[0].share.map_or(0, |share| share.memory_bytes),
     };
     devices.chunk_by(is_same).map(place).collect()
 }

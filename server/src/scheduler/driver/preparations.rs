@@ -157,7 +157,8 @@ impl Driver {
         let mut workers = self.engine.snapshot().workers.into_iter();
         let worker = workers.find(is_worker);
         let devices = worker.into_iter().flat_map(|worker| worker.devices);
-        devices.filter_map(|device| device.lease).collect()
+        let leases = devices.flat_map(|device| device.leases);
+        leases.map(|(lease, _)| lease).collect()
     }
 
     /// Has the client of a lease place marks.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use tensord_proto::v1::{
-    DeviceCounts, KindCount, PlannedTenant, TenantInfo, TenantLimit, TenantPlan,
+use tensord_proto::{
+    share::WHOLE_PERMILLE,
+    v1::{DeviceCounts, KindCount, PlannedTenant, TenantInfo, TenantLimit, TenantPlan},
 };
 use tensord_scheduler::{Event, TenantName};
 
@@ -96,7 +97,8 @@ impl Driver {
             }
         }
         let excess = guaranteed.into_iter().filter_map(|(kind, all)| {
-            let has = pool.devices.get(kind).copied().unwrap_or_default();
+            let has = pool.permille.get(kind).copied().unwrap_or_default();
+            let has = has / u64::from(WHOLE_PERMILLE);
             let warning = || {
                 format!("tenants are guaranteed {all} {kind} in all, and the pool has {has} now")
             };
@@ -122,7 +124,7 @@ impl Holdings {
                 memory_bytes: limit.memory_bytes,
             }),
             used: Some(DeviceCounts {
-                kinds: counts(&used.devices),
+                kinds: fractions(&used.permille),
             }),
             used_memory_bytes: used.memory_bytes.try_into().unwrap_or(u64::MAX),
             leases: view::count(counted.leases),
@@ -135,10 +137,23 @@ impl Holdings {
     }
 }
 
-fn counts<T: Copy + TryInto<u32>>(kinds: &BTreeMap<String, T>) -> Vec<KindCount> {
+fn counts(kinds: &BTreeMap<String, u32>) -> Vec<KindCount> {
     let counted = kinds.iter().map(|(kind, count)| KindCount {
         kind: kind.clone(),
-        count: (*count).try_into().unwrap_or(u32::MAX),
+        count: *count,
+        permille: 0,
+    });
+    counted.collect()
+}
+
+/// Returns numbers of devices that are given in thousandths of one.
+fn fractions(kinds: &BTreeMap<String, u64>) -> Vec<KindCount> {
+    let whole = u64::from(WHOLE_PERMILLE);
+    let counted = kinds.iter().map(|(kind, permille)| KindCount {
+        kind: kind.clone(),
+        count: u32::try_from(permille / whole).unwrap_or(u32::MAX),
+        // Less than 1000.
+        permille: (permille % whole) as u32,
     });
     counted.collect()
 }

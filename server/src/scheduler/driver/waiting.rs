@@ -95,12 +95,14 @@ impl Driver {
     fn needed_devices(&self, needed: &NeededDevices, with_leases: bool) -> v1::NeededDevices {
         let NeededDevices {
             count,
+            share_permille,
             at_one_worker,
             suitable,
         } = needed;
         let SuitableDevices {
             free,
             free_at_one_worker,
+            leased_devices,
             leased,
             held_back,
             ending,
@@ -117,7 +119,7 @@ impl Driver {
             at_one_worker: *at_one_worker,
             free: view::count(*free),
             free_at_one_worker: view::count(*free_at_one_worker),
-            leased: view::count(leased.values().sum()),
+            leased: view::count(*leased_devices),
             held_back: view::count(held_back.values().sum()),
             ending: view::count(*ending),
             out_of_service: view::count(*out_of_service),
@@ -125,12 +127,16 @@ impl Driver {
             draining: view::count(*draining),
             leased_by: by_lease(leased),
             held_back_for: by_lease(held_back),
+            share_permille: share_permille.unwrap_or_default(),
         }
     }
 
     fn devices_of_leases(&self, devices: &BTreeMap<LeaseId, usize>) -> Vec<DevicesOfLease> {
         let of_lease = |(lease, count): (&LeaseId, &usize)| {
-            let owner = self.engine.lease(*lease).and_then(|lease| lease.owner);
+            let known = self.engine.lease(*lease);
+            let owner = known.as_ref().and_then(|lease| lease.owner);
+            let devices = known.and_then(|lease| lease.devices);
+            let share = devices.and_then(|devices| devices.first()?.share);
             // Devices may be held back for a request.
             let owner = owner.or_else(|| self.engine.waiting(*lease)?.client);
             let (tenant, token) = self.holder_names(owner);
@@ -139,6 +145,7 @@ impl Driver {
                 tenant,
                 token,
                 count: view::count(*count),
+                share_permille: share.map_or(0, |share| share.permille),
             }
         };
         devices.iter().map(of_lease).collect()

@@ -104,6 +104,7 @@ mod tests {
             name: "any".into(),
             memory_bytes,
             fingerprint: None,
+            takes_shares: false,
         };
         Offer::of(&devices.iter().map(device).collect::<Vec<_>>()).unwrap()
     }
@@ -145,6 +146,7 @@ mod tests {
             name: "any".into(),
             memory_bytes: 1,
             fingerprint: None,
+            takes_shares: false,
         };
         let kinds: Vec<_> = (0..9).map(|n| device(format!("kind{n}"))).collect();
         assert!(Offer::of(&kinds[..8]).is_ok());

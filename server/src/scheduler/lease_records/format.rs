@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 use tensord_proto::{
     grant::GrantNumber,
     ids::{ClientId, StoreId, WorkerId},
+    share::{self, DeviceShare, WHOLE_PERMILLE},
 };
 use tensord_scheduler::{
     Amounts, DeviceRef, Durability, GrantedDevice, LeaseRecord, RecordedKeeper, RecordedStanding,
-    RecordedStore, Requirement, SuspendedPart, Suspender, TenantName,
+    RecordedStore, Requirement, Share, SuspendedPart, Suspender, TenantName,
 };
 
 use crate::scheduler::access::millis;
@@ -60,8 +61,12 @@ struct StoredLease {
 
 #[derive(Default, Serialize, Deserialize)]
 struct StoredAmounts {
-    /// By kind.
+    /// Whole devices by kind, in records of earlier versions only.
+    #[serde(default, skip_serializing)]
     devices: BTreeMap<String, u64>,
+    /// Thousandths of devices by kind.
+    #[serde(default)]
+    permille: BTreeMap<String, u64>,
     memory_bytes: u64,
 }
 
@@ -92,6 +97,18 @@ struct StoredDevice {
     index: u32,
     /// Term and count.
     grant: (u64, u64),
+    /// Records of earlier versions have none: they are of whole devices.
+    #[serde(default)]
+    share: Option<StoredShare>,
+    /// The lane of the share.
+    #[serde(default)]
+    lane: u32,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct StoredShare {
+    permille: u32,
+    memory_bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -102,6 +119,9 @@ struct StoredRequirement {
     kind: Option<String>,
     smallest_bytes: u64,
     largest_bytes: u64,
+    /// Records of earlier versions have none: they are of whole devices.
+    #[serde(default)]
+    share: Option<StoredShare>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -137,6 +157,8 @@ impl From<&LeaseRecord> for StoredLease {
             worker: it.device_ref.worker.0,
             index: it.device_ref.index,
             grant: (it.grant.term, it.grant.count),
+            share: it.share.map(|share| Share::from(share).into()),
+            lane: share::lane(it.share),
         };
         let keeper = |it: &RecordedKeeper| StoredKeeper {
             source: it.source.0,
@@ -161,7 +183,8 @@ impl From<&LeaseRecord> for StoredLease {
             owner: record.owner.0,
             tenant: record.tenant.as_ref().map(TenantName::to_string),
             charge: StoredAmounts {
-                devices: record.charge.devices.clone(),
+                devices: BTreeMap::new(),
+                permille: record.charge.permille.clone(),
                 memory_bytes: record.charge.memory_bytes.try_into().unwrap_or(u64::MAX),
             },
             is_reclaimed: record.is_reclaimed,
@@ -190,6 +213,11 @@ impl From<StoredLease> for LeaseRecord {
                 term: it.grant.0,
                 count: it.grant.1,
             },
+            share: it.share.map(|share| DeviceShare {
+                permille: share.permille,
+                memory_bytes: share.memory_bytes,
+                lane: it.lane,
+            }),
         };
         let keeper = |it: StoredKeeper| RecordedKeeper {
             source: WorkerId(it.source),
@@ -213,11 +241,7 @@ impl From<StoredLease> for LeaseRecord {
         Self {
             owner: ClientId(stored.owner),
             tenant: stored.tenant.as_deref().map(TenantName::from),
-            charge: Amounts {
-                all: stored.charge.devices.values().sum(),
-                devices: stored.charge.devices,
-                memory_bytes: stored.charge.memory_bytes.into(),
-            },
+            charge: stored.charge.into(),
             is_reclaimed: stored.is_reclaimed,
             epoch: stored.epoch,
             durability: stored.durability.into(),
@@ -229,6 +253,43 @@ impl From<StoredLease> for LeaseRecord {
             keepers: stored.keepers.into_iter().map(keeper).collect(),
             stored: stored.stored.into_iter().map(recorded_store).collect(),
             parts: stored.parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
+impl From<StoredAmounts> for Amounts {
+    fn from(stored: StoredAmounts) -> Self {
+        let StoredAmounts {
+            devices,
+            mut permille,
+            memory_bytes,
+        } = stored;
+        for (kind, count) in devices {
+            let of_kind = permille.entry(kind).or_default();
+            *of_kind = of_kind.saturating_add(count.saturating_mul(WHOLE_PERMILLE.into()));
+        }
+        Self {
+            all_permille: permille.values().fold(0, |all, it| all.saturating_add(*it)),
+            permille,
+            memory_bytes: memory_bytes.into(),
+        }
+    }
+}
+
+impl From<Share> for StoredShare {
+    fn from(share: Share) -> Self {
+        Self {
+            permille: share.permille,
+            memory_bytes: share.memory_bytes,
+        }
+    }
+}
+
+impl From<StoredShare> for Share {
+    fn from(stored: StoredShare) -> Self {
+        Self {
+            permille: stored.permille,
+            memory_bytes: stored.memory_bytes,
         }
     }
 }
@@ -292,12 +353,14 @@ impl From<Requirement> for StoredRequirement {
             kind,
             smallest_bytes,
             largest_bytes,
+            share,
         } = requirement;
         Self {
             fingerprint,
             kind,
             smallest_bytes,
             largest_bytes,
+            share: share.map(Into::into),
         }
     }
 }
@@ -309,12 +372,14 @@ impl From<StoredRequirement> for Requirement {
             kind,
             smallest_bytes,
             largest_bytes,
+            share,
         } = stored;
         Self {
             fingerprint,
             kind,
             smallest_bytes,
             largest_bytes,
+            share: share.map(Into::into),
         }
     }
 }

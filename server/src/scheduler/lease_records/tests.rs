@@ -3,10 +3,11 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use tensord_proto::{
     grant::GrantNumber,
     ids::{ClientId, StoreId, WorkerId},
+    share::DeviceShare,
 };
 use tensord_scheduler::{
     Amounts, DeviceRef, Durability, GrantedDevice, RecordedKeeper, RecordedStanding, RecordedStore,
-    Requirement, SuspendedPart, Suspender,
+    Requirement, Share, SuspendedPart, Suspender,
 };
 
 use super::*;
@@ -16,6 +17,12 @@ const REQUIREMENT: Requirement = Requirement {
     kind: None,
     smallest_bytes: 1 << 30,
     largest_bytes: u64::MAX,
+    share: Some(SHARE),
+};
+
+const SHARE: Share = Share {
+    permille: 250,
+    memory_bytes: 1 << 30,
 };
 
 fn record(standing: RecordedStanding) -> LeaseRecord {
@@ -23,8 +30,8 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
         owner: ClientId(u64::MAX),
         tenant: Some("red".into()),
         charge: Amounts {
-            devices: [("cuda".into(), 2)].into(),
-            all: 2,
+            permille: [("cuda".into(), 1250)].into(),
+            all_permille: 1250,
             memory_bytes: 160 << 30,
         },
         is_reclaimed: true,
@@ -40,6 +47,11 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
                 index: 2,
             },
             grant: GrantNumber { term: 4, count: 5 },
+            share: Some(DeviceShare {
+                permille: SHARE.permille,
+                memory_bytes: SHARE.memory_bytes,
+                lane: 3,
+            }),
         }],
         keepers: vec![RecordedKeeper {
             source: WorkerId(1),
@@ -135,6 +147,28 @@ async fn written_records_are_on_disk_although_the_process_dies() {
     let (copy, copied) = self::state();
     fs::copy(state.path().join(FILE), copy.path().join(FILE)).unwrap();
     assert_eq!(LeaseRecords::open(&copied).unwrap().known, records());
+}
+
+/// A record as the version before shares has written it.
+const OLD_RECORD: &str = r#"{"owner":7,"tenant":"red","charge":{"devices":{"cuda":2},"memory_bytes":9},
+    "is_reclaimed":false,"epoch":3,"durability":"auto","recover_within_ms":null,"time_left_ms":null,
+    "is_spot":false,"standing":"running","devices":[{"worker":1,"index":2,"grant":[4,5]}],
+    "keepers":[],"stored":[],"parts":[{"source":1,"devices":2,"requirement":{"fingerprint":
+    [9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9],"kind":null,"smallest_bytes":1,"largest_bytes":2},"holders":[]}]}"#;
+
+#[test]
+fn record_of_an_earlier_version_is_of_whole_devices() {
+    let record = format::decode(OLD_RECORD.as_bytes()).unwrap();
+    let expected = Amounts {
+        permille: [("cuda".into(), 2000)].into(),
+        all_permille: 2000,
+        memory_bytes: 9,
+    };
+    assert_eq!(record.charge, expected);
+    assert_eq!(record.devices[0].share, None);
+    assert_eq!(record.parts[0].requirement.share, None);
+    let again = format::decode(&format::encode(&record)).unwrap();
+    assert_eq!(again, record);
 }
 
 #[test]

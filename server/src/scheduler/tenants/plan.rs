@@ -12,6 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_scheduler::{Amounts, TenantCounts, TenantLimit, TenantName};
 
 use super::registry::{Registry, Tenant, TenantChange, TenantError, listed};
@@ -215,9 +216,10 @@ fn beyond(earlier: &TenantLimit, new: &TenantLimit, used: &Amounts) -> Vec<Strin
             .devices
             .get(kind)
             .is_none_or(|earlier| max < *earlier);
-        let has = used.devices.get(kind).copied().unwrap_or_default();
-        let words = || format!("{has} {kind}, above the new limit of {max}");
-        (is_lower && has > u64::from(max)).then(words)
+        let has = used.permille.get(kind).copied().unwrap_or_default();
+        let has_text = human::thousandths(has);
+        let words = || format!("{has_text} {kind}, above the new limit of {max}");
+        (is_lower && has > u64::from(max) * u64::from(WHOLE_PERMILLE)).then(words)
     });
     let memory = new.memory_bytes.and_then(|max| {
         let is_lower = earlier.memory_bytes.is_none_or(|earlier| max < earlier);

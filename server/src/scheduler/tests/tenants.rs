@@ -9,7 +9,11 @@ use super::*;
 
 pub(super) fn kinds(kind: &str, count: u32) -> Vec<KindCount> {
     let kind = kind.into();
-    vec![KindCount { kind, count }]
+    vec![KindCount {
+        kind,
+        count,
+        permille: 0,
+    }]
 }
 
 pub(super) fn change(name: &str) -> ChangeTenantRequest {

@@ -4,7 +4,7 @@
 //! sums since the grant, so a lost one does no harm, and a repeated one adds nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -19,7 +19,7 @@ const SILENCE_MS: u64 = MAX_SPAN_MS;
 
 /// Most grants of a worker. Beyond that, the one with the oldest report is forgotten: more than a worker
 /// has and remembers.
-const MAX_PER_WORKER: usize = 4096;
+const MAX_PER_WORKER: usize = 8192;
 
 /// Most grants of all workers: a worker gets another id with each start, so the bound for each does not
 /// bound their sum.
@@ -211,8 +211,8 @@ impl Accounts {
             let Some(subject) = subject().or_else(unknown) else {
                 return false;
             };
-            // The grant is as old as the lease has had the device, but what is longer ago than a week, or
-            // cannot be, is never counted.
+            // The grant is as old as the lease has had the device, or older if it has a share, for which only a
+            // part of the time counts. What is longer ago than a week, or cannot be, is never counted.
             let age_ms = (amount.held_us.max(amount.busy_us) / 1000).min(MAX_SPAN_MS);
             let account = Account {
                 subject,
@@ -246,28 +246,30 @@ impl Accounts {
         has_ended
     }
 
-    /// Returns those of the `released` grants whose final report is on disk. `written` is the number of the
-    /// last changes that are.
-    pub(super) fn recorded(
-        &self,
-        released: &BTreeSet<AccountKey>,
+    /// Returns what stands for those of the `released` grants whose final report is on disk. `written` is the
+    /// number of the last changes that are.
+    pub(super) fn recorded<'a, T>(
+        &'a self,
+        released: &'a BTreeMap<AccountKey, T>,
         written: u64,
-    ) -> impl Iterator<Item = AccountKey> {
-        let is_recorded = move |key: &&AccountKey| self.is_recorded(**key, written);
-        released.iter().filter(is_recorded).copied()
+    ) -> impl Iterator<Item = &'a T> {
+        let recorded = released
+            .iter()
+            .filter(move |(key, _)| self.is_recorded(**key, written));
+        recorded.map(|(_, it)| it)
     }
 
     /// Forgets the grants of a worker whose final report is on disk, and which the worker has forgotten:
     /// they are not among those that it still reports as `released`.
-    pub(super) fn forget_released(
+    pub(super) fn forget_released<T>(
         &mut self,
         worker: u64,
-        released: &BTreeSet<AccountKey>,
+        released: &BTreeMap<AccountKey, T>,
         written: u64,
         changes: &mut Changes,
     ) {
         let of_worker = self.of_worker(worker);
-        let gone = of_worker.filter(|key| !released.contains(key));
+        let gone = of_worker.filter(|key| !released.contains_key(key));
         let gone: Vec<_> = gone.filter(|key| self.is_recorded(*key, written)).collect();
         for key in gone {
             self.forget(key, changes);

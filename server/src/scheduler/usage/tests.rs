@@ -5,7 +5,7 @@ mod bounds;
 mod crashes;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use tensord_proto::v1::{UsageColumn, UsageCounters};
 
@@ -128,9 +128,9 @@ fn report_counts_once_and_a_lost_one_does_no_harm() {
     assert!(observe(11_000, is_final(30)));
     assert!(!observe(12_000, is_final(30)), "it has ended before");
     assert_eq!(total(&changes.sums), amount(30));
-    let listed = BTreeSet::from([key(0, 1), key(0, 9)]);
+    let listed = BTreeMap::from([(key(0, 1), 1), (key(0, 9), 9)]);
     let recorded = |written| accounts.recorded(&listed, written).collect::<Vec<_>>();
-    assert_eq!((recorded(0), recorded(1)), (vec![], vec![key(0, 1)]));
+    assert_eq!((recorded(0), recorded(1)), (vec![], vec![&1]));
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn released_grant_is_forgotten_once_the_worker_has_forgotten_it() {
     let subject = || lease_of("red");
     accounts.observe(START, key(0, 1), is_final(1), "flex", subject, &mut changes);
     accounts.observe(START, key(0, 2), reported(1), "flex", subject, &mut changes);
-    let listed = BTreeSet::from([key(0, 1)]);
+    let listed = BTreeMap::from([(key(0, 1), ())]);
     for (listed, written, expected) in [
         (&listed, 4, false),
-        (&BTreeSet::new(), 3, false),
-        (&BTreeSet::new(), 4, true),
+        (&BTreeMap::new(), 3, false),
+        (&BTreeMap::new(), 4, true),
     ] {
         let mut changes = numbered(5);
         accounts.forget_released(WORKER.0, listed, written, &mut changes);

@@ -20,6 +20,7 @@ fn joining(name: &str, certificate: u8, count: usize, memory_bytes: u64) -> Join
         name: "CPU".into(),
         memory_bytes,
         fingerprint: None,
+        takes_shares: false,
     };
     JoinRequest {
         name: name.into(),
@@ -196,6 +197,7 @@ fn full_registry_survives_serialization_and_fits_its_file() {
         name: String::new(),
         memory_bytes: u64::MAX,
         fingerprint: None,
+        takes_shares: false,
     });
     let mut largest = WorkerRegistry::default();
     let worker = JoinRequest {

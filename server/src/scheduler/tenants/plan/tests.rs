@@ -77,12 +77,14 @@ fn apply(current: &Registry, force: bool) -> Mode {
     Mode::Apply { revision, force }
 }
 
-/// The usage of one tenant.
-fn usage(tenant: &str, devices: &[(&str, u64)], memory_bytes: u128, counts: [usize; 3]) -> Usage {
-    let devices = devices.iter().map(|(kind, count)| ((*kind).into(), *count));
+/// The usage of one tenant, in thousandths of devices.
+fn usage(tenant: &str, permille: &[(&str, u64)], memory_bytes: u128, counts: [usize; 3]) -> Usage {
+    let permille = permille
+        .iter()
+        .map(|(kind, count)| ((*kind).into(), *count));
     let used = Amounts {
-        devices: devices.collect(),
-        all: 0,
+        permille: permille.collect(),
+        all_permille: 0,
         memory_bytes,
     };
     let [leases, suspended, requests] = counts;
@@ -136,7 +138,7 @@ fn a_plan_adds_changes_and_removes() {
 #[test]
 fn a_limit_below_what_a_tenant_has_is_in_use() {
     const GIB: u64 = 1 << 30;
-    let cases: [(TenantChange, TenantChange, Texts); 9] = [
+    let cases: [(TenantChange, TenantChange, Texts); 10] = [
         (limit(&[], None), limit(&[("cuda", 6)], None), &[]),
         (
             limit(&[], None),
@@ -148,8 +150,13 @@ fn a_limit_below_what_a_tenant_has_is_in_use() {
             limit(&[("cuda", 5), ("flex", 0)], None),
             &[
                 "6 cuda, above the new limit of 5",
-                "1 flex, above the new limit of 0",
+                "1.25 flex, above the new limit of 0",
             ],
+        ),
+        (
+            limit(&[], None),
+            limit(&[("flex", 1)], None),
+            &["1.25 flex, above the new limit of 1"],
         ),
         // The limit was lower still, and what the tenant has above it goes on already.
         (
@@ -171,8 +178,8 @@ fn a_limit_below_what_a_tenant_has_is_in_use() {
         (limit(&[], Some(GIB)), limit(&[], Some(2 * GIB)), &[]),
         (limit(&[], None), limit(&[], Some(512 * GIB)), &[]),
     ];
-    let devices = [("cuda", 6), ("flex", 1)];
-    let usage = usage("red", &devices, u128::from(512 * GIB), [4, 0, 0]);
+    let permille = [("cuda", 6000), ("flex", 1250)];
+    let usage = usage("red", &permille, u128::from(512 * GIB), [4, 0, 0]);
     for (before, after, expected) in cases {
         let current = registry(&list(&[("red", before)]));
         let declared = list(&[("red", after)]);

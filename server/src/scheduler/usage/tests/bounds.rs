@@ -5,15 +5,15 @@ use super::*;
 #[test]
 fn old_reports_are_dropped_and_the_number_is_bounded() {
     let (mut accounts, mut changes) = (Accounts::new(BTreeMap::new()), numbered(1));
-    for count in 1..=5000 {
+    for count in 1..=9000 {
         let subject = Subject::Unknown;
         accounts.begin(after(count), key(0, count), subject, "flex", &mut changes);
     }
     let known = |changes: &Changes| changes.accounts.values().flatten().count();
-    assert_eq!(known(&changes), 4096);
+    assert_eq!(known(&changes), 8192);
     assert_eq!(changes.accounts[&key(0, 1)], None, "the oldest one");
     accounts.expire(after(7 * DAY_MS), &mut changes);
-    assert_eq!(known(&changes), 4096);
+    assert_eq!(known(&changes), 8192);
     accounts.expire(after(7 * DAY_MS + HOUR_MS), &mut changes);
     assert_eq!(known(&changes), 0);
 }

@@ -1,0 +1,432 @@
+//! Several leases on one device, each with a share of its time and memory.
+
+use tensord_proto::share::DeviceShare;
+
+use super::reclaim::reclaimed;
+use super::suspension::end_and_keep;
+use super::tenants::{attach_of, kinds, queued_guaranteed, set_policy};
+use super::*;
+use crate::device::Share;
+
+const GIB: u64 = 1 << 30;
+
+/// A request for a share of a flex device, in thousandths.
+fn request_share(id: u64, number: u64, permille: u32) -> Event {
+    request_part(id, number, permille, 0, Durability::Off)
+}
+
+fn request_part(id: u64, number: u64, permille: u32, gib: u64, durability: Durability) -> Event {
+    let demand = Demand {
+        share_permille: Some(permille),
+        memory_bytes: gib * GIB,
+        durability,
+        ..demand_of(1, Some("flex"))
+    };
+    request_for(id, number, demand)
+}
+
+fn request_whole(id: u64, number: u64) -> Event {
+    request_for(id, number, demand_of(1, Some("flex")))
+}
+
+/// A share of a device of 16 GiB, whose memory is in proportion.
+fn part(permille: u32, lane: u32) -> Option<DeviceShare> {
+    let memory_bytes = 16 * GIB * u64::from(permille) / 1000;
+    Some(DeviceShare {
+        permille,
+        memory_bytes,
+        lane,
+    })
+}
+
+/// A grant of a share of an exact device of 16 GiB.
+fn granted_share(id: u64, number: u64, index: u32, share: Option<DeviceShare>) -> Command {
+    match granted(id, number, &[(1, index, exact(16))]) {
+        Command::Granted {
+            client,
+            request,
+            lease,
+            mut devices,
+        } => {
+            devices[0].share = share;
+            Command::Granted {
+                client,
+                request,
+                lease,
+                devices,
+            }
+        }
+        other => panic!("{other:?} is no grant"),
+    }
+}
+
+/// Two devices, and three clients.
+fn start() -> Vec<Step> {
+    let clients = (1..=3).map(|id| (0, attach(id), vec![]));
+    let join = (0, join(1, &[exact(16), exact(16)]), vec![]);
+    [join].into_iter().chain(clients).collect()
+}
+
+#[test]
+fn shares_are_put_together_on_the_device_with_the_least_room() {
+    let steps = [
+        (
+            1,
+            request_share(1, 1, 250),
+            vec![granted_share(1, 1, 0, part(250, 1))],
+        ),
+        (
+            1,
+            request_share(2, 2, 800),
+            vec![granted_share(2, 2, 1, part(800, 1))],
+        ),
+        // Both have room; the second has less.
+        (
+            1,
+            request_share(3, 3, 200),
+            vec![granted_share(3, 3, 1, part(200, 2))],
+        ),
+        (
+            1,
+            request_share(3, 4, 700),
+            vec![granted_share(3, 4, 0, part(700, 2))],
+        ),
+        (1, request_share(3, 5, 51), vec![queued(3, 5, 1)]),
+        (
+            1,
+            request_share(1, 6, 50),
+            vec![granted_share(1, 6, 0, part(50, 3))],
+        ),
+    ];
+    check(start().into_iter().chain(steps));
+}
+
+#[test]
+fn what_an_ended_lease_had_is_free_once_it_is_released() {
+    let steps = [
+        (
+            1,
+            request_share(1, 1, 600),
+            vec![granted_share(1, 1, 0, part(600, 1))],
+        ),
+        (
+            1,
+            request_share(2, 2, 600),
+            vec![granted_share(2, 2, 1, part(600, 1))],
+        ),
+        (
+            1,
+            request_share(3, 3, 400),
+            vec![granted_share(3, 3, 0, part(400, 2))],
+        ),
+        (2, request_share(3, 4, 600), vec![queued(3, 4, 1)]),
+        (3, release(1, 10), vec![end_lease(1, 10)]),
+        (
+            4,
+            released(1, 10),
+            vec![granted_share(3, 4, 0, part(600, 1))],
+        ),
+    ];
+    check(start().into_iter().chain(steps));
+}
+
+#[test]
+fn a_shared_device_is_for_nobody_who_needs_all_of_it() {
+    let whole = |number, index| granted(1, number, &[(1, index, exact(16))]);
+    let steps = [
+        (
+            1,
+            request_share(1, 1, 100),
+            vec![granted_share(1, 1, 0, part(100, 1))],
+        ),
+        (1, request_whole(1, 2), vec![whole(2, 1)]),
+        (1, request_whole(1, 3), vec![queued(1, 3, 1)]),
+        // Nor is a device of which a lease has all for one who needs a share.
+        (1, request_share(2, 4, 901), vec![queued(2, 4, 2)]),
+        (2, release(1, 10), vec![end_lease(1, 10)]),
+        (3, released(1, 10), vec![whole(3, 0), queued(2, 4, 1)]),
+    ];
+    check(start().into_iter().chain(steps));
+}
+
+#[test]
+fn memory_is_as_demanded_or_in_proportion() {
+    let with_memory = |permille, gib, lane| {
+        let share = Share {
+            permille,
+            memory_bytes: gib * GIB,
+        };
+        Some(share.in_lane(lane))
+    };
+    let steps = [
+        (
+            1,
+            request_part(1, 1, 100, 12, Durability::Off),
+            vec![granted_share(1, 1, 0, with_memory(100, 12, 1))],
+        ),
+        // There is time for half of the first device, and too little memory.
+        (
+            1,
+            request_share(2, 2, 500),
+            vec![granted_share(2, 2, 1, part(500, 1))],
+        ),
+        (
+            1,
+            request_share(3, 3, 250),
+            vec![granted_share(3, 3, 1, part(250, 2))],
+        ),
+        (
+            1,
+            request_part(3, 4, 800, 4, Durability::Off),
+            vec![granted_share(3, 4, 0, with_memory(800, 4, 2))],
+        ),
+        (
+            2,
+            request_part(2, 5, 10, 5, Durability::Off),
+            vec![queued(2, 5, 1)],
+        ),
+    ];
+    check(start().into_iter().chain(steps));
+}
+
+#[test]
+fn a_device_has_16_leases_at_most() {
+    let mut steps = vec![(0, join(1, &[exact(16)]), vec![]), (0, attach(1), vec![])];
+    for number in 1..=16 {
+        let share = part(10, number as u32);
+        steps.push((
+            1,
+            request_share(1, number, 10),
+            vec![granted_share(1, number, 0, share)],
+        ));
+    }
+    steps.push((1, request_share(1, 17, 10), vec![queued(1, 17, 1)]));
+    check(steps);
+}
+
+/// A worker that runs leases in its own process, say.
+#[test]
+fn a_worker_that_takes_no_shares_gets_none() {
+    let device = DeviceSpec {
+        takes_shares: false,
+        ..exact(16)
+    };
+    let demand = Demand {
+        share_permille: Some(500),
+        ..demand_of(1, Some("flex"))
+    };
+    let pool = crate::Inventory::new(1, [(&device, 1)].into_iter());
+    let reason = RefuseReason::Unsatisfiable { demand, pool };
+    check([
+        (0, join(1, &[device]), vec![]),
+        (0, attach(1), vec![]),
+        (1, request_share(1, 1, 500), vec![refused(1, 1, reason)]),
+    ]);
+}
+
+/// Tenant `b` may have one device, or several shares of devices that are as much together.
+#[test]
+fn shares_count_as_parts_of_a_device() {
+    let limited = TenantPolicy {
+        limit: TenantLimit {
+            devices: kinds(&[("flex", 1)]),
+            memory_bytes: None,
+        },
+        ..TenantPolicy::default()
+    };
+    let at_limit = |number, position| queued_for(2, number, position, WaitReason::TenantLimit);
+    let steps = [
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", limited)]), vec![]),
+        (
+            1,
+            request_share(2, 1, 700),
+            vec![granted_share(2, 1, 0, part(700, 1))],
+        ),
+        (1, request_share(2, 2, 301), vec![at_limit(2, 1)]),
+        (
+            1,
+            request_share(2, 3, 300),
+            vec![granted_share(2, 3, 0, part(300, 2))],
+        ),
+        (1, request_share(2, 4, 1), vec![at_limit(4, 2)]),
+    ];
+    check(steps);
+}
+
+/// Clients 1 and 2 have shares of the only device that were there before the scheduler.
+#[test]
+fn shares_are_adopted_after_a_restart() {
+    let devices = [exact(16)];
+    let shares = [(10, part(500, 2)), (20, part(250, 1))];
+    let mut join = join_holding(1, &devices, &[(10, 0), (20, 0)]);
+    if let Event::Worker {
+        event: WorkerEvent::Join { held, .. },
+        ..
+    } = &mut join
+    {
+        for (held, (_, share)) in held.iter_mut().zip(shares) {
+            held.share = share;
+        }
+    }
+    let claim = |client: u64, at: usize| {
+        let (lease, share) = shares[at];
+        let mut attach = attach_claiming(client, &[(lease, &[(1, 0)])]);
+        if let Event::Client {
+            event: ClientEvent::Attach { claims, .. },
+            ..
+        } = &mut attach
+        {
+            claims[0].lease_devices[0].share = share;
+        }
+        attach
+    };
+    let steps = [
+        (1, claim(1, 0), vec![]),
+        (2, join, vec![]),
+        (3, attach(3), vec![]),
+        (3, request_share(3, 3, 251), vec![queued(3, 3, 1)]),
+        (
+            3,
+            request_share(3, 4, 200),
+            vec![granted_share(3, 4, 0, part(200, 3))],
+        ),
+        (4, claim(2, 1), vec![]),
+        (5, release(1, 10), vec![end_lease(1, 10)]),
+        (
+            6,
+            released(1, 10),
+            vec![granted_share(3, 3, 0, part(251, 2))],
+        ),
+    ];
+    let engine = check(steps);
+    assert_eq!(engine.snapshot().leases, 3);
+}
+
+/// An end names the lane, so that the other leases of the device go on.
+#[test]
+fn the_end_of_a_lease_is_that_of_its_lane() {
+    let mut engine = Engine::new(Options::default(), TERM, at(0));
+    let mut handle = |event| engine.handle(event, at(1));
+    handle(join(1, &[exact(16)]));
+    handle(attach(1));
+    handle(request_share(1, 1, 250));
+    handle(request_share(1, 2, 250));
+    let commands = handle(release(1, 20));
+    let grant = GrantNumber {
+        term: TERM,
+        count: 2,
+    };
+    let ended = DeviceGrant {
+        index: 0,
+        lane: 2,
+        grant,
+    };
+    let Command::EndLease { grants, .. } = &commands[0] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(*grants, [ended]);
+}
+
+/// Leases of tenant `a` with shares of both devices, which have snapshots; client 2 is of tenant `b`, which is
+/// guaranteed one device.
+fn borrowed_shares() -> Vec<Step> {
+    let guaranteed = TenantPolicy {
+        guaranteed: kinds(&[("flex", 1)]),
+        ..TenantPolicy::default()
+    };
+    let share = |number, permille| request_part(1, number, permille, 0, Durability::Auto);
+    let kept = durable::kept(1, &[(10, 1), (20, 1), (30, 1)]);
+    let restorable = |lease| (1, durable::restorable(1, lease, true), vec![]);
+    vec![
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (1, share(1, 600), vec![granted_share(1, 1, 0, part(600, 1))]),
+        (1, share(2, 300), vec![granted_share(1, 2, 0, part(300, 2))]),
+        (1, share(3, 900), vec![granted_share(1, 3, 1, part(900, 1))]),
+        restorable(10),
+        restorable(20),
+        restorable(30),
+        (2, kept, vec![]),
+        (2, set_policy([("b", guaranteed)]), vec![]),
+    ]
+}
+
+/// The second device has fewer leases than the first.
+#[test]
+fn all_leases_of_a_shared_device_make_room_for_one_that_needs_all_of_it() {
+    let steps = [
+        (
+            20_000,
+            request_whole(2, 4),
+            vec![
+                end_and_keep(1, 30),
+                reclaimed(1, 30, &[1]),
+                queued_guaranteed(2, 4, 1),
+            ],
+        ),
+        (
+            20_001,
+            released(1, 30),
+            vec![granted(2, 4, &[(1, 1, exact(16))])],
+        ),
+    ];
+    check(borrowed_shares().into_iter().chain(steps));
+}
+
+/// Of the shares that are enough, the fewest: the larger one of the first device, although the smaller is later.
+/// The lease goes on beside others once there is room.
+#[test]
+fn a_share_makes_room_for_a_share_and_goes_on_later() {
+    let moved = |lane| match durable::moved(1, 10, 1, 1, 0) {
+        Command::Moved {
+            client,
+            lease,
+            epoch,
+            mut devices,
+            load_stored,
+        } => {
+            devices[0].share = part(600, lane);
+            Command::Moved {
+                client,
+                lease,
+                epoch,
+                devices,
+                load_stored,
+            }
+        }
+        other => panic!("{other:?}"),
+    };
+    let steps = [
+        (
+            20_000,
+            request_part(2, 4, 650, 10, Durability::Off),
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued_guaranteed(2, 4, 1),
+            ],
+        ),
+        (
+            20_001,
+            released(1, 10),
+            vec![granted_share(
+                2,
+                4,
+                0,
+                Some(DeviceShare {
+                    permille: 650,
+                    memory_bytes: 10 * GIB,
+                    lane: 1,
+                }),
+            )],
+        ),
+        (20_002, release(1, 20), vec![end_lease(1, 20)]),
+        (20_003, released(1, 20), vec![]),
+        (20_004, release(2, 40), vec![end_lease(1, 40)]),
+        (20_005, released(1, 40), vec![moved(1)]),
+    ];
+    check(borrowed_shares().into_iter().chain(steps));
+}
