@@ -113,6 +113,14 @@ pub enum LeaseError {
         /// The pool's reason.
         reason: String,
     },
+    /// The program requests a [share](crate::LeaseRequest::share) that no device has.
+    #[error("a share of {part} is not possible: {reason}")]
+    Share {
+        /// The part of a device that the program requests.
+        part: f64,
+        /// The rule that it breaks.
+        reason: String,
+    },
     /// No devices came free in time.
     #[error(
         "no lease was granted within {waited:?}; the request was at position {position} of the queue and was cancelled"

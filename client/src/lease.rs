@@ -1,4 +1,4 @@
-//! A lease: devices that this program has to itself until it drops the lease.
+//! A lease: devices, or a share of one, that this program has until it drops the lease.
 
 mod durability_status;
 mod event;
@@ -13,7 +13,7 @@ use std::{
 
 use burn::tensor::Device;
 use burn_remote::server::ServeError;
-use tensord_proto::{ids::LeaseId, v1};
+use tensord_proto::{ids::LeaseId, share::WHOLE_PERMILLE, v1};
 use tensord_transport::Secret;
 
 pub(crate) use self::event::LeaseEvents;
@@ -52,12 +52,32 @@ pub struct LeasedDevice {
     pub kind: String,
     /// The device's human-readable name.
     pub name: String,
-    /// The device's memory, in bytes.
+    /// The device's memory, in bytes; of a [share](Self::share), the part of it that the lease has.
     pub memory_bytes: u64,
     /// The name of the device's worker.
     pub worker: String,
     /// What the bits of the device's results depend on; `None` if its worker does not report it.
     pub fingerprint: Option<DeviceFingerprint>,
+    /// The part of the device's time that the lease has, in thousandths; 0 for all of it.
+    share_permille: u32,
+}
+
+impl LeasedDevice {
+    /// The part of the device's time that the lease gets while all leases of the device have work; `None` if the
+    /// lease has the whole device.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{LeaseRequest, Pool};
+    ///
+    /// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1).share(0.25))?;
+    /// assert_eq!(lease.descriptions()[0].share(), Some(0.25));
+    /// # Ok(()) }
+    /// ```
+    pub fn share(&self) -> Option<f64> {
+        (self.share_permille > 0)
+            .then(|| f64::from(self.share_permille) / f64::from(WHOLE_PERMILLE))
+    }
 }
 
 /// What the bits of a device's results depend on: crates, compiler, processor and driver.
@@ -93,7 +113,10 @@ impl From<&v1::LeasedDevice> for LeasedDevice {
             fingerprint: fingerprint.and_then(DeviceFingerprint::from_message),
             kind: device.kind,
             name: device.name,
-            memory_bytes: device.memory_bytes,
+            memory_bytes: leased
+                .share
+                .map_or(device.memory_bytes, |share| share.memory_bytes),
+            share_permille: leased.share.map_or(0, |share| share.permille),
             worker: leased
                 .worker
                 .as_ref()
@@ -340,5 +363,32 @@ impl Drop for Lease {
             lease_device.device.unregister();
         }
         self.control.release(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_sees_the_memory_of_its_share() {
+        let leased = |share| {
+            LeasedDevice::from(&v1::LeasedDevice {
+                device: Some(v1::Device {
+                    memory_bytes: 80,
+                    ..v1::Device::default()
+                }),
+                share,
+                ..v1::LeasedDevice::default()
+            })
+        };
+        let whole = leased(None);
+        assert_eq!((whole.share(), whole.memory_bytes), (None, 80));
+        let quarter = leased(Some(v1::DeviceShare {
+            permille: 250,
+            memory_bytes: 20,
+            lane: 1,
+        }));
+        assert_eq!((quarter.share(), quarter.memory_bytes), (Some(0.25), 20));
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{fmt, time::Duration};
 
-use tensord_proto::v1;
+use tensord_proto::{share::WHOLE_PERMILLE, v1};
 
 use super::{
     LeasedDevice,
     event::{EventCallback, LeaseEvent},
 };
+use crate::error::LeaseError;
 
 /// What to lease, and how to wait for it.
 ///
@@ -25,6 +26,7 @@ pub struct LeaseRequest {
     pub(crate) devices: u32,
     pub(crate) kind: String,
     pub(crate) memory_bytes: u64,
+    pub(crate) share: Option<f64>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) durability: Durability,
     pub(crate) recover_within: Option<Duration>,
@@ -42,6 +44,7 @@ impl LeaseRequest {
             devices: count,
             kind: String::new(),
             memory_bytes: 0,
+            share: None,
             timeout: None,
             durability: Durability::Auto,
             recover_within: None,
@@ -59,9 +62,32 @@ impl LeaseRequest {
         self
     }
 
-    /// Requests only devices with at least this much memory each.
+    /// Requests only devices with at least this much memory each. Of a [share](Self::share), sets how much memory
+    /// of the device the lease gets: this much, and no more.
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
+        self
+    }
+
+    /// Requests a share of *one* device instead of whole devices, so that several leases have the device at the
+    /// same time.
+    ///
+    /// `part` is the part of the device's time that the lease gets while all leases of the device have work. While
+    /// others have none, it gets all of their time, too. The lease has the same part of the device's memory, and
+    /// ops fail that need more; [`memory_bytes`](Self::memory_bytes) gives it another amount. A fault of a program,
+    /// and memory that it lacks, concerns its own lease alone.
+    ///
+    /// `part` is more than 0, and at most 1, which is the whole device. It is rounded to thousandths, of which a
+    /// lease gets at least one. [`Pool::lease`](crate::Pool::lease) refuses other values, and shares of several
+    /// devices, with [`LeaseError::Share`].
+    ///
+    /// ```
+    /// # use tensord_client::LeaseRequest;
+    /// // A quarter of a GPU's time, and 4 GiB of its memory.
+    /// let request = LeaseRequest::devices(1).kind("cuda").share(0.25).memory_bytes(4 << 30);
+    /// ```
+    pub fn share(mut self, part: f64) -> Self {
+        self.share = Some(part);
         self
     }
 
@@ -130,6 +156,37 @@ impl LeaseRequest {
         self.on_event = Some(Box::new(callback));
         self
     }
+
+    /// Returns the part of a device's time that is requested, in thousandths; 0 for whole devices.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such share, or it is of several devices.
+    pub(crate) fn share_permille(&self) -> Result<u32, LeaseError> {
+        let Some(part) = self.share else {
+            return Ok(0);
+        };
+        let refused = |reason: &str| LeaseError::Share {
+            part,
+            reason: reason.into(),
+        };
+        if !(part > 0.0 && part <= 1.0) {
+            return Err(refused("it must be more than 0, and at most 1"));
+        }
+        if self.devices != 1 {
+            return Err(refused(&format!(
+                "it is of one device, and the request is for {}",
+                self.devices
+            )));
+        }
+        // From 1 to 1000.
+        let permille = (part * f64::from(WHOLE_PERMILLE)).round().max(1.0) as u32;
+        Ok(if permille == WHOLE_PERMILLE {
+            0
+        } else {
+            permille
+        })
+    }
 }
 
 impl fmt::Debug for LeaseRequest {
@@ -138,6 +195,7 @@ impl fmt::Debug for LeaseRequest {
             .field("devices", &self.devices)
             .field("kind", &self.kind)
             .field("memory_bytes", &self.memory_bytes)
+            .field("share", &self.share)
             .field("durability", &self.durability)
             .finish_non_exhaustive()
     }
@@ -192,6 +250,50 @@ impl From<Durability> for v1::Durability {
             Durability::Exact => Self::Exact,
             Durability::Continue => Self::Continue,
             Durability::Off => Self::Off,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn share_is_rounded_to_thousandths() {
+        let cases = [
+            (1e-9, 1),
+            (f64::MIN_POSITIVE, 1),
+            (0.0014, 1),
+            (0.0016, 2),
+            (0.25, 250),
+            (1.0 / 3.0, 333),
+            (0.9994, 999),
+            // The whole device.
+            (0.9996, 0),
+            (1.0, 0),
+        ];
+        for (part, expected) in cases {
+            let permille = LeaseRequest::devices(1).share(part).share_permille();
+            assert_eq!(permille.unwrap(), expected, "{part}");
+        }
+        assert_eq!(LeaseRequest::devices(3).share_permille().unwrap(), 0);
+    }
+
+    #[test]
+    fn share_that_no_device_has_is_an_error_with_the_value() {
+        let wrong = [0.0, -0.0, -0.25, 1.001, 25.0, f64::INFINITY, f64::NAN];
+        for part in wrong {
+            let error = LeaseRequest::devices(1).share(part).share_permille();
+            let expected =
+                format!("a share of {part} is not possible: it must be more than 0, and at most 1");
+            assert_eq!(error.unwrap_err().to_string(), expected);
+        }
+        for devices in [0, 2] {
+            let error = LeaseRequest::devices(devices).share(0.5).share_permille();
+            let expected = format!(
+                "a share of 0.5 is not possible: it is of one device, and the request is for {devices}"
+            );
+            assert_eq!(error.unwrap_err().to_string(), expected);
         }
     }
 }

@@ -54,12 +54,13 @@ fn in_millis(duration: Duration) -> u64 {
 ///
 /// # Errors
 ///
-/// When the pool refuses, the request's timeout passes, or the client is shut down.
+/// When the request is for an impossible share, the pool refuses, the request's timeout passes, or the client is shut down.
 pub(super) async fn wait_for_grant(
     control: &Arc<ControlHandle>,
     request: LeaseRequest,
     events: &LeaseEvents,
 ) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
+    let share_permille = request.share_permille()?;
     let begun = Instant::now();
     let (place, places) = watch::channel(QueuePlace::default());
     let (outcome, outcomes) = oneshot::channel();
@@ -75,7 +76,7 @@ pub(super) async fn wait_for_grant(
             priority: request.priority,
             max_duration_ms: request.max_duration.map(in_millis),
             spot: request.spot,
-            share_permille: 0,
+            share_permille,
         },
         replies: RequestReplies { place, outcome },
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensord_proto::v1;
+use tensord_proto::{share::WHOLE_PERMILLE, v1};
 
 /// The state of a pool at one moment.
 ///
@@ -56,7 +56,7 @@ pub struct DeviceStatus {
     pub name: String,
     /// The device's memory, in bytes.
     pub memory_bytes: u64,
-    /// Whether the device is leased.
+    /// Whether the device is leased, or leases have shares of it.
     pub leased: bool,
     /// Number of sessions on the device.
     pub sessions: u32,
@@ -71,10 +71,19 @@ pub struct DeviceStatus {
     pub ending: bool,
     /// Why it cannot be leased at the moment, or `None` if nothing is wrong with it.
     pub out_of_service: Option<String>,
+    /// The part of its time that leases have shares of, in thousandths.
+    shared_permille: u32,
 }
 
 impl DeviceStatus {
-    /// Returns whether a request could be granted this device now. A device of a worker
+    /// The part of the device's time that leases have [shares](crate::LeaseRequest::share) of; `None` if no lease
+    /// has a share.
+    pub fn shared(&self) -> Option<f64> {
+        (self.shared_permille > 0)
+            .then(|| f64::from(self.shared_permille) / f64::from(WHOLE_PERMILLE))
+    }
+
+    /// Returns whether a request could be granted all of this device now. A device of a worker
     /// that is [draining](WorkerStatus::draining) is granted to nobody all the same.
     pub fn is_free(&self) -> bool {
         !self.leased && !self.ending && self.out_of_service.is_none()
@@ -120,6 +129,7 @@ impl From<v1::DeviceStatus> for DeviceStatus {
             reserved_bytes: status.reserved_bytes,
             ending: status.ending,
             out_of_service: (!reason.is_empty()).then_some(reason),
+            shared_permille: status.shared_permille,
         }
     }
 }
@@ -138,6 +148,9 @@ mod tests {
         assert!(status(|_| {}).is_free());
         assert!(!status(|device| device.leased = true).is_free());
         assert!(!status(|device| device.ending = true).is_free());
+        let shared = status(|device| (device.leased, device.shared_permille) = (true, 250));
+        assert_eq!((shared.is_free(), shared.shared()), (false, Some(0.25)));
+        assert_eq!(status(|device| device.leased = true).shared(), None);
         let broken = status(|device| device.out_of_service = "the test op failed".into());
         assert!(!broken.is_free());
         assert_eq!(broken.out_of_service.as_deref(), Some("the test op failed"));
