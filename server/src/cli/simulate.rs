@@ -83,6 +83,9 @@ pub(crate) enum SimulateCommand {
         /// Mean duration of a job
         #[arg(long, value_name = "TIME", default_value = "10m")]
         duration: Period,
+        /// Part of the jobs that have a share of one device, of 0.25 or 0.5, instead of whole devices
+        #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
+        share: f64,
         /// Kind of the devices [default: any]
         #[arg(long, value_name = "KIND")]
         kind: Option<Name>,
@@ -101,6 +104,11 @@ fn devices(text: &str) -> Result<u32, String> {
 fn within(text: &str, most: u32) -> Result<u32, String> {
     let number = text.parse().ok().filter(|it| (1..=most).contains(it));
     number.ok_or_else(|| format!("it must be a whole number from 1 to {most}"))
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
+    number.ok_or_else(|| "it must be a number from 0 to 1".into())
 }
 
 fn demand(text: &str) -> Result<f64, String> {

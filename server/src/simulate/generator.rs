@@ -1,4 +1,4 @@
-//! Synthetic traces: Poisson arrivals, exponential durations, and jobs of 1 to 8 devices.
+//! Synthetic traces: Poisson arrivals, exponential durations, and jobs of 1 to 8 devices, or of shares of one.
 //!
 //! A trace depends on the settings and the seed alone, for one version of this program.
 
@@ -23,6 +23,9 @@ const GANGS: f64 = 0.05;
 
 /// Numbers of devices of a job, with how many of 100 jobs have so many.
 const SIZES: [(u32, u32); 4] = [(1, 70), (2, 15), (4, 10), (8, 5)];
+
+/// The shares that jobs have, in thousandths, each equally often.
+const SHARES: [u32; 2] = [250, 500];
 
 /// The sort of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -54,6 +57,8 @@ pub(crate) struct Recipe {
     pub(crate) demand: f64,
     /// The mean duration of a job, in seconds.
     pub(crate) duration: f64,
+    /// The part of the jobs that have a share of a device, from 0 to 1.
+    pub(crate) sharing: f64,
     /// The kind of all devices; any if `None`.
     pub(crate) kind: Option<String>,
 }
@@ -103,6 +108,12 @@ fn until_next(recipe: &Recipe, now: f64, rng: &mut StdRng) -> f64 {
 
 /// Returns the mean number of devices of a job.
 fn mean_size(recipe: &Recipe) -> f64 {
+    let share = f64::from(SHARES.iter().sum::<u32>()) / (SHARES.len() as f64 * 1000.0);
+    recipe.sharing * share + (1.0 - recipe.sharing) * mean_whole_size(recipe)
+}
+
+/// Returns the mean number of devices of a job that has whole ones.
+fn mean_whole_size(recipe: &Recipe) -> f64 {
     if recipe.load == Load::Gangs {
         return GANGS * f64::from(gang_size(recipe)) + 1.0 - GANGS;
     }
@@ -121,7 +132,15 @@ fn tenant(recipe: &Recipe, rng: &mut StdRng) -> String {
     format!("team-{}", rng.random_range(0..recipe.tenants))
 }
 
-fn job(recipe: &Recipe, now: f64, tenant: &str, rng: &mut StdRng) -> Job {
+/// Returns the share of a device that the next job has, if it has one.
+fn share(recipe: &Recipe, rng: &mut StdRng) -> Option<u32> {
+    // Without shares, the trace is the same as that of earlier versions.
+    let has_share = recipe.sharing > 0.0 && rng.random_bool(recipe.sharing);
+    has_share.then(|| SHARES[rng.random_range(0..SHARES.len())])
+}
+
+/// Returns the number of devices that the next job has.
+fn size(recipe: &Recipe, rng: &mut StdRng) -> u32 {
     let size = match recipe.load {
         Load::Gangs if rng.random_bool(GANGS) => gang_size(recipe),
         Load::Gangs => 1,
@@ -135,14 +154,24 @@ fn job(recipe: &Recipe, now: f64, tenant: &str, rng: &mut StdRng) -> Job {
             found.map_or(1, |(size, _)| *size)
         }
     };
+    size.min(recipe.devices)
+}
+
+fn job(recipe: &Recipe, now: f64, tenant: &str, rng: &mut StdRng) -> Job {
+    let share_permille = share(recipe, rng);
+    let devices = match share_permille {
+        Some(_) => 1,
+        None => size(recipe, rng),
+    };
     // The longest is so long that one job in a billion is shortened.
     let duration = exponential(recipe.duration, rng).min(20.0 * recipe.duration);
     Job {
         arrival_ms: (now * 1000.0) as u64,
         tenant: tenant.into(),
         user: format!("user-{}", rng.random_range(0..4)),
-        devices: size.min(recipe.devices),
+        devices,
         kind: recipe.kind.clone(),
+        share_permille,
         memory_bytes: 0,
         duration_ms: ((duration * 1000.0) as u64).max(1),
         priority: 0,
@@ -172,6 +201,7 @@ mod tests {
             devices: 64,
             demand: 0.8,
             duration: 600.0,
+            sharing: 0.0,
             kind: Some("cuda".into()),
         }
     }
@@ -179,14 +209,22 @@ mod tests {
     #[test]
     fn a_load_wants_as_many_devices_as_it_should() {
         for load in Load::value_variants() {
-            let jobs = generate(&recipe(*load));
-            let wanted = jobs.iter().map(|it| u64::from(it.devices) * it.duration_ms);
-            let wanted = wanted.sum::<u64>() as f64;
-            let length_ms = jobs.last().unwrap().arrival_ms as f64;
-            let demand = wanted / length_ms / 64.0;
-            assert!((0.7..0.9).contains(&demand), "{load:?} wants {demand}");
-            assert_eq!(jobs.len(), 20_000);
-            assert_eq!(trace::parse(&trace::print(&jobs)).unwrap(), jobs);
+            for sharing in [0.0, 0.3, 1.0] {
+                let jobs = generate(&Recipe {
+                    sharing,
+                    ..recipe(*load)
+                });
+                let wanted = jobs.iter().map(|it| it.permille() * it.duration_ms);
+                let wanted = wanted.sum::<u64>() as f64 / 1000.0;
+                let length_ms = jobs.last().unwrap().arrival_ms as f64;
+                let demand = wanted / length_ms / 64.0;
+                assert!((0.7..0.9).contains(&demand), "{load:?} wants {demand}");
+                assert_eq!(jobs.len(), 20_000);
+                assert_eq!(trace::parse(&trace::print(&jobs)).unwrap(), jobs);
+                let shares = jobs.iter().filter(|it| it.share_permille.is_some()).count();
+                let part = shares as f64 / 20_000.0;
+                assert!((part - sharing).abs() < 0.02, "{load:?} shares {part}");
+            }
         }
     }
 

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_scheduler::RequestOrder;
 
 use super::recorder::{Recorder, Sample};
 use super::trace::Job;
+
+/// Thousandths of a device.
+const PERMILLE: f64 = WHOLE_PERMILLE as f64;
 
 /// What has become of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,8 +78,8 @@ pub(crate) struct Outcome {
     pub(crate) waits: Waits,
     /// By name.
     pub(crate) tenants: Vec<TenantOutcome>,
-    /// By the number of devices of the jobs.
-    pub(crate) gangs: BTreeMap<u32, Waits>,
+    /// By the number of devices of the jobs, in thousandths.
+    pub(crate) gangs: BTreeMap<u64, Waits>,
     pub(super) jobs: Vec<JobOutcome>,
     pub(super) samples: Vec<Sample>,
 }
@@ -92,7 +96,7 @@ pub(super) fn outcome(
     let end_ms = ends.max().unwrap_or(start_ms);
     // Not 0, so that what is divided by it is 0 if nothing ran.
     let length_ms = (end_ms - start_ms).max(1) as f64;
-    let received: u64 = recorder.usage.iter().map(|usage| usage.received).sum();
+    let received: u128 = recorder.usage.iter().map(|usage| usage.received).sum();
     let mut failures = BTreeMap::new();
     for reason in jobs.iter().filter_map(|job| job.failure.clone()) {
         *failures.entry(reason).or_default() += 1;
@@ -106,7 +110,7 @@ pub(super) fn outcome(
         start_ms,
         end_ms,
         devices: recorder.devices,
-        utilisation: received as f64 / (recorder.devices as f64 * length_ms),
+        utilisation: received as f64 / (PERMILLE * recorder.devices as f64 * length_ms),
         done,
         failures,
         unfinished: jobs.len() - done - failed,
@@ -130,17 +134,17 @@ fn tenants(trace: &[Job], jobs: &[JobOutcome], recorder: &Recorder) -> Vec<Tenan
     let outcomes = named.map(|((name, usage), jobs)| TenantOutcome {
         name: name.clone(),
         weight: usage.weight,
-        device_seconds: usage.received as f64 / 1000.0,
-        fair_device_seconds: usage.fair / 1000.0,
+        device_seconds: usage.received as f64 / (1000.0 * PERMILLE),
+        fair_device_seconds: usage.fair / (1000.0 * PERMILLE),
         waits: waits_of(jobs.into_iter()),
     });
     outcomes.collect()
 }
 
-fn gangs(trace: &[Job], jobs: &[JobOutcome]) -> BTreeMap<u32, Waits> {
-    let mut by_size = BTreeMap::<u32, Vec<_>>::new();
+fn gangs(trace: &[Job], jobs: &[JobOutcome]) -> BTreeMap<u64, Waits> {
+    let mut by_size = BTreeMap::<u64, Vec<_>>::new();
     for pair in trace.iter().zip(jobs) {
-        by_size.entry(pair.0.devices).or_default().push(pair);
+        by_size.entry(pair.0.permille()).or_default().push(pair);
     }
     let waits = by_size.into_iter();
     waits

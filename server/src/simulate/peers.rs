@@ -9,7 +9,10 @@ use std::{
     mem,
 };
 
-use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
+use tensord_proto::{
+    ids::{ClientId, LeaseId, PartId, RequestId, WorkerId},
+    share::{DeviceShare, WHOLE_PERMILLE},
+};
 use tensord_scheduler::{
     ClientEvent, Command, Demand, DeviceSpec, Durability, Endpoint, Engine, Event, HandedOver,
     HandoverOutcome, LeasedDevice, Options, Policy, Registration, RequestOrder, StreamId,
@@ -54,14 +57,34 @@ pub(super) struct Peers {
 
 /// What a worker knows.
 struct Worker {
-    /// The lease that each device has, until the device is released.
-    holders: Vec<Option<LeaseId>>,
+    /// The memory of each device, in bytes, and the leases that have it, until they have left it.
+    devices: Vec<(u64, Vec<Holder>)>,
     /// The leases that run.
     leases: BTreeMap<LeaseId, bool>,
     /// The keeper of each part of these.
     keepers: BTreeMap<PartId, WorkerId>,
     /// The handovers since the last report.
     handed_over: Vec<HandedOver>,
+}
+
+/// A lease that has a device, or a share of it.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    lease: LeaseId,
+    share: Option<DeviceShare>,
+}
+
+/// Returns whether these leases can have a device of this memory at the same time.
+fn fits(memory_bytes: u64, holders: &[Holder]) -> bool {
+    let shares: Option<Vec<_>> = holders.iter().map(|holder| holder.share).collect();
+    let Some(shares) = shares else {
+        // One has all of the device.
+        return holders.len() == 1;
+    };
+    let lanes: BTreeSet<_> = shares.iter().map(|share| share.lane).collect();
+    let permille: u32 = shares.iter().map(|share| share.permille).sum();
+    let memory: u128 = shares.iter().map(|it| u128::from(it.memory_bytes)).sum();
+    lanes.len() == shares.len() && permille <= WHOLE_PERMILLE && memory <= memory_bytes.into()
 }
 
 impl Peers {
@@ -121,6 +144,7 @@ impl Peers {
                 devices: job.devices,
                 kind: job.kind.clone(),
                 memory_bytes: job.memory_bytes,
+                share_permille: job.share_permille,
                 durability: Durability::Auto,
                 recover_within: None,
                 max_duration: None,
@@ -144,8 +168,8 @@ impl Peers {
     /// Has a worker report that a lease has left its devices.
     pub(super) fn release(&mut self, Ending { worker, lease }: Ending) {
         if let Some(known) = self.workers.get_mut(&worker) {
-            for holder in &mut known.holders {
-                *holder = holder.filter(|holder| *holder != lease);
+            for (_, holders) in &mut known.devices {
+                holders.retain(|holder| holder.lease != lease);
             }
         }
         let busy = BTreeSet::new();
@@ -165,7 +189,10 @@ impl Peers {
 
     fn join(&mut self, number: u64, devices: Vec<DeviceSpec>) {
         let worker = Worker {
-            holders: vec![None; devices.len()],
+            devices: devices
+                .iter()
+                .map(|device| (device.memory_bytes, Vec::new()))
+                .collect(),
             leases: BTreeMap::new(),
             keepers: BTreeMap::new(),
             handed_over: Vec::new(),
@@ -264,7 +291,7 @@ impl Peers {
     ///
     /// # Panics
     ///
-    /// If another lease has one of the devices, which is a bug of the engine.
+    /// If other leases have one of the devices, or too much of it, which is a bug of the engine.
     fn start(&mut self, number: usize, devices: &[LeasedDevice]) {
         let lease = lease_of(number);
         for device in devices {
@@ -272,9 +299,13 @@ impl Peers {
             let Some(worker) = self.workers.get_mut(&device_ref.worker) else {
                 continue;
             };
-            let holder = &mut worker.holders[device_ref.index as usize];
-            assert_eq!(*holder, None, "device {device_ref:?} is granted twice");
-            *holder = Some(lease);
+            let (memory_bytes, holders) = &mut worker.devices[device_ref.index as usize];
+            let share = device.share;
+            holders.push(Holder { lease, share });
+            assert!(
+                fits(*memory_bytes, holders),
+                "more than device {device_ref:?} has is granted: {holders:?}"
+            );
             worker.leases.insert(lease, true);
             if self.reports_snapshots {
                 self.to_report.insert(device_ref.worker);

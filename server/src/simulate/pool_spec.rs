@@ -60,6 +60,7 @@ impl Group {
                 hash,
                 is_exact: true,
             }),
+            takes_shares: true,
         }
     }
 }

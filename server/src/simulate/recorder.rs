@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_scheduler::{Policy, TenantPolicy};
 
 use super::trace::Job;
@@ -12,13 +13,13 @@ pub(super) struct Sample {
     pub(super) at_ms: u64,
     /// The position of the tenant among the names.
     pub(super) tenant: u32,
-    /// The devices that its jobs have.
+    /// The devices that its jobs have, in thousandths.
     pub(super) held: u32,
-    /// The devices for which its jobs wait.
-    pub(super) waiting: u32,
+    /// The devices for which its jobs wait, in thousandths.
+    pub(super) waiting: u64,
 }
 
-/// What a tenant has and wants at the moment, and has had so far.
+/// What a tenant has and wants at the moment, and has had so far, in thousandths of devices.
 #[derive(Clone, Debug)]
 pub(super) struct Usage {
     pub(super) weight: u32,
@@ -27,9 +28,9 @@ pub(super) struct Usage {
     /// The most devices of each of these that it can have.
     most: Vec<u64>,
     held: u64,
-    /// Device-milliseconds that its jobs had.
-    pub(super) received: u64,
-    /// Device-milliseconds of the weighted max-min fair division.
+    /// What its jobs had, times milliseconds.
+    pub(super) received: u128,
+    /// The same of the weighted max-min fair division.
     pub(super) fair: f64,
 }
 
@@ -59,12 +60,13 @@ impl Recorder {
         tenants.sort_unstable();
         tenants.dedup();
         let devices = pool.values().sum();
+        let whole = u64::from(WHOLE_PERMILLE);
         let default = TenantPolicy::default();
         let usage = tenants.iter().map(|name| {
             let policy = policy.get(name.as_str()).unwrap_or(&default);
             let most = pool.iter().map(|(kind, count)| {
                 let limit = policy.limit.devices.get(kind).copied();
-                limit.map_or(*count, |limit| u64::from(limit).min(*count))
+                whole * limit.map_or(*count, |limit| u64::from(limit).min(*count))
             });
             let most: Vec<_> = most.collect();
             let all = most.iter().sum();
@@ -99,37 +101,38 @@ impl Recorder {
             .usage
             .iter()
             .map(|usage| (usage.demand(), usage.weight));
-        let fair = max_min(&demands.collect::<Vec<_>>(), self.devices);
+        let all = self.devices * u64::from(WHOLE_PERMILLE);
+        let fair = max_min(&demands.collect::<Vec<_>>(), all);
         let mut apart = 0.0;
         for (usage, fair) in self.usage.iter_mut().zip(fair) {
-            usage.received += usage.held * passed_ms;
+            usage.received += u128::from(usage.held) * u128::from(passed_ms);
             usage.fair += fair * passed_ms as f64;
             apart += (usage.held as f64 - fair).abs() / 2.0;
         }
-        self.unfair += apart / self.devices as f64 * passed_ms as f64;
+        self.unfair += apart / all as f64 * passed_ms as f64;
     }
 
     /// A job has arrived.
     pub(super) fn arrive(&mut self, job: &Job) {
-        *self.wanted(job) += u64::from(job.devices);
+        *self.wanted(job) += job.permille();
         self.sample(job);
     }
 
     /// A job has got its devices.
     pub(super) fn start(&mut self, job: &Job) {
-        self.of(job).held += u64::from(job.devices);
+        self.of(job).held += job.permille();
         self.sample(job);
     }
 
     /// A job has lost its devices, or has given them back.
     pub(super) fn stop(&mut self, job: &Job) {
-        self.of(job).held -= u64::from(job.devices);
+        self.of(job).held -= job.permille();
         self.sample(job);
     }
 
     /// A job that has no devices wants none any more.
     pub(super) fn leave(&mut self, job: &Job) {
-        *self.wanted(job) -= u64::from(job.devices);
+        *self.wanted(job) -= job.permille();
         self.sample(job);
     }
 
@@ -160,15 +163,16 @@ impl Recorder {
         let sample = Sample {
             at_ms: self.now_ms,
             tenant: tenant as u32,
+            // Of at most 100,000 devices.
             held: usage.held as u32,
-            waiting: wanted.saturating_sub(usage.held).min(u32::MAX.into()) as u32,
+            waiting: wanted.saturating_sub(usage.held),
         };
         self.samples.push(sample);
     }
 }
 
 impl Usage {
-    /// Returns the number of devices that the tenant would have if it were alone: those that its jobs want,
+    /// Returns the devices that the tenant would have if it were alone, in thousandths: those that its jobs want,
     /// within its limit.
     fn demand(&self) -> u64 {
         let bounded = self.wanted.iter().zip(&self.most);

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use serde::Serialize;
+use serde_json::Number;
 use tensord_scheduler::RequestOrder;
 
 use super::metrics::{Outcome, TenantOutcome, Waits};
-use crate::{human, table};
+use crate::{human, stdout, table};
 
 /// The most reasons of refusals that the text names for each order.
 const MAX_REASONS: usize = 5;
@@ -136,7 +137,7 @@ fn by_gang(outcomes: &[Outcome]) -> String {
         let [median, p99, worst] = wait_cells(waits);
         let jobs = human::count(waits.jobs as u64);
         Some([
-            size.to_string(),
+            human::thousandths(size),
             order_name(order).into(),
             jobs,
             median,
@@ -199,7 +200,8 @@ struct TenantJson<'a> {
 
 #[derive(Serialize)]
 struct GangJson {
-    devices: u32,
+    /// Not a whole number for shares of a device.
+    devices: Number,
     waiting: WaitsJson,
 }
 
@@ -224,7 +226,7 @@ pub(crate) fn json(outcomes: &[Outcome], workers: u64) -> ReportJson<'_> {
 
 fn order_json(outcome: &Outcome) -> OrderJson<'_> {
     let gangs = outcome.gangs.iter().map(|(devices, waits)| GangJson {
-        devices: *devices,
+        devices: stdout::thousandths(*devices),
         waiting: waits_json(waits),
     });
     OrderJson {

@@ -82,7 +82,7 @@ struct Run<'a> {
 ///
 /// # Panics
 ///
-/// If the engine grants a device to two leases at once, which is a bug of it.
+/// If the engine grants leases more of a device at once than there is, which is a bug of it.
 pub(crate) fn run(setup: &Setup<'_>, progress: &mut dyn FnMut(usize)) -> Outcome {
     let start_ms = setup.jobs.first().map_or(0, |job| job.arrival_ms);
     let mut run = Run::new(*setup, start_ms);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, option, prelude::*};
 use tensord_scheduler::{Policy, RequestOrder, TenantPolicy};
 
 use super::{
@@ -33,6 +33,7 @@ fn jobs(lines: &[Line<'_>]) -> Vec<Job> {
             user: String::new(),
             devices,
             kind: Some("cuda".into()),
+            share_permille: None,
             memory_bytes: 0,
             duration_ms: duration * 1000,
             priority: 0,
@@ -191,6 +192,7 @@ fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
         devices: 36,
         demand: 4.0,
         duration: 100.0,
+        sharing: 0.0,
         kind: Some("cuda".into()),
     };
     let mut jobs = generate(&recipe);
@@ -281,6 +283,68 @@ fn a_report_compares_the_orders_line_by_line() {
     assert_eq!(json["orders"][0]["gangs"][1]["devices"], 2);
 }
 
+/// Jobs of these tenants that arrive at once and run for 10 s each, with shares of a device and memory in GiB; 0
+/// for the same part of the device's memory.
+fn sharing_jobs(shares: &[(&str, Option<u32>, u64)]) -> Vec<Job> {
+    let lines: Vec<Line<'_>> = shares
+        .iter()
+        .map(|(tenant, ..)| (0, *tenant, 1, 10))
+        .collect();
+    let mut jobs = jobs(&lines);
+    for (job, (_, share, gib)) in jobs.iter_mut().zip(shares) {
+        (job.share_permille, job.memory_bytes) = (*share, gib << 30);
+    }
+    jobs
+}
+
+#[test]
+fn shares_of_a_device_run_beside_each_other() {
+    let half = Some(500);
+    let whole = [("red", None, 0), ("red", half, 0), ("red", half, 0)];
+    let cases = [
+        (&[("red", half, 0); 3][..], [0, 0, 10]),
+        // There is memory for one of them.
+        (&[("red", Some(250), 6); 3], [0, 10, 20]),
+        (&whole, [0, 10, 10]),
+    ];
+    for (shares, expected) in cases {
+        for order in ORDERS {
+            let jobs = sharing_jobs(shares);
+            let outcome = simulate(&jobs, "1x1:cuda:8GiB", &Policy::new(), order, 0);
+            let granted = times(&outcome).into_iter().map(|(granted, ..)| granted);
+            let granted: Vec<_> = granted.collect();
+            assert_eq!(granted, expected, "{order:?} of {shares:?}");
+        }
+    }
+}
+
+#[test]
+fn shares_count_by_their_part() {
+    let jobs = sharing_jobs(&[
+        ("red", Some(500), 0),
+        ("blue", Some(250), 0),
+        ("red", Some(500), 0),
+    ]);
+    let outcome = simulate(
+        &jobs,
+        "1x1:cuda:8GiB",
+        &Policy::new(),
+        RequestOrder::Fair,
+        0,
+    );
+    let length = (outcome.end_ms - outcome.start_ms) as f64 / 1000.0;
+    assert_eq!((length, outcome.utilisation), (20.0, 12.5 / 20.0));
+    let tenants = outcome.tenants.iter();
+    let tenants = tenants.map(|it| (it.name.as_str(), it.device_seconds));
+    assert_eq!(tenants.collect::<Vec<_>>(), [("blue", 2.5), ("red", 10.0)]);
+    let sizes: Vec<_> = outcome.gangs.keys().copied().collect();
+    assert_eq!(sizes, [250, 500]);
+    let text = report::text(std::slice::from_ref(&outcome), 1);
+    assert!(text.contains("\n   0.25  fair      1"), "{text}");
+    let json = serde_json::to_value(report::json(std::slice::from_ref(&outcome), 1)).unwrap();
+    assert_eq!(json["orders"][0]["gangs"][1]["devices"], 0.5);
+}
+
 fn line() -> impl Strategy<Value = Line<'static>> {
     let tenant = prop_oneof![Just("red"), Just("green"), Just("blue")];
     (0_u64..200, tenant, 1_u32..8, 1_u64..60)
@@ -294,9 +358,13 @@ proptest! {
         mut lines in vec(line(), 1..60),
         guaranteed in 0_u32..5,
         release_ms in 0_u64..2000,
+        shares in vec(option::of(1_u32..1000), 60),
     ) {
         lines.sort_by_key(|line| line.0);
-        let jobs = jobs(&lines);
+        let mut jobs = jobs(&lines);
+        for (job, share) in jobs.iter_mut().zip(shares) {
+            job.share_permille = share.filter(|_| job.devices == 1);
+        }
         let policy = policy(&[("red", 1, guaranteed), ("green", 2, 0)]);
         for order in ORDERS {
             let outcome = simulate(&jobs, "2x2:cuda:8GiB,2x1:cuda:8GiB", &policy, order, release_ms);
@@ -310,7 +378,7 @@ proptest! {
             let mut held = [0; 3];
             for sample in &outcome.samples {
                 held[sample.tenant as usize] = sample.held;
-                prop_assert!(held.iter().sum::<u32>() <= 6);
+                prop_assert!(held.iter().sum::<u32>() <= 6000);
             }
             let again = simulate(&jobs, "2x2:cuda:8GiB,2x1:cuda:8GiB", &policy, order, release_ms);
             prop_assert_eq!(outcome, again);

@@ -103,28 +103,24 @@ fn areas(outcome: &Outcome, first: &Outcome, span_ms: u64) -> Areas {
         if let Some(before) = last[tenant].replace(sample) {
             let from = (before.at_ms - outcome.start_ms) as f64 / span_ms as f64;
             let to = (sample.at_ms - outcome.start_ms) as f64 / span_ms as f64;
-            add(&mut areas.held[area_of[tenant]], from, to, before.held);
-            add(
-                &mut areas.waiting[area_of[tenant]],
-                from,
-                to,
-                before.waiting,
-            );
+            let area = area_of[tenant];
+            add(&mut areas.held[area], from, to, before.held.into());
+            add(&mut areas.waiting[area], from, to, before.waiting);
         }
     }
     areas
 }
 
-/// Adds `count` devices from one part of the time to another to the means of the points.
-fn add(points: &mut [f64], from: f64, to: f64, count: u32) {
-    if count == 0 {
+/// Adds thousandths of devices from one part of the time to another to the means of the points.
+fn add(points: &mut [f64], from: f64, to: f64, permille: u64) {
+    if permille == 0 {
         return;
     }
     let scale = points.len() as f64;
     let (from, to) = (from * scale, (to * scale).min(scale));
     for at in from as usize..(to.ceil() as usize).min(points.len()) {
         let overlap = to.min(at as f64 + 1.0) - from.max(at as f64);
-        points[at] += overlap.max(0.0) * f64::from(count);
+        points[at] += overlap.max(0.0) * permille as f64 / 1000.0;
     }
 }
 

@@ -3,14 +3,19 @@
 //! ```text
 //! arrival,tenant,user,devices,kind,share,memory,duration,priority
 //! 0,research,ada,2,cuda,,40GiB,3600,
-//! 12.5,students,,1,,,,90,5
+//! 12.5,students,,1,,0.25,,90,5
 //! ```
 //!
 //! Values have no quotes: names have letters, digits and - _ . only.
 
 use std::fmt::Write;
 
-use crate::config::values::{Memory, Name};
+use tensord_proto::share::WHOLE_PERMILLE;
+
+use crate::{
+    config::values::{Memory, Name},
+    human,
+};
 
 /// The header of a trace: the names of its columns.
 pub(crate) const HEADER: &str = "arrival,tenant,user,devices,kind,share,memory,duration,priority";
@@ -43,12 +48,24 @@ pub(crate) struct Job {
     pub(crate) devices: u32,
     /// The kind of the devices; any if `None`.
     pub(crate) kind: Option<String>,
-    /// The least memory that each device must have, in bytes.
+    /// The part of the time of its only device that it gets, in thousandths, from 1 to 999; `None`: it gets whole
+    /// devices.
+    pub(crate) share_permille: Option<u32>,
+    /// The least memory that each device must have, in bytes; of a share, the memory that it gets, or 0 for the same
+    /// part of the device's memory as of its time.
     pub(crate) memory_bytes: u64,
     /// How long it has devices until it ends, in milliseconds, without the time for which it is suspended.
     pub(crate) duration_ms: u64,
     /// Among the requests of one tenant, those with a higher one come first.
     pub(crate) priority: i32,
+}
+
+impl Job {
+    /// Returns the devices that it gets, in thousandths of one.
+    pub(crate) fn permille(&self) -> u64 {
+        let of_each = self.share_permille.unwrap_or(WHOLE_PERMILLE);
+        u64::from(self.devices) * u64::from(of_each)
+    }
 }
 
 /// Why a trace was refused.
@@ -117,24 +134,22 @@ fn parse_line(line: &str) -> Result<Job, String> {
         ));
     };
     let duration_rule = "must be a number of seconds from 0.001 to 31622400";
-    let duration_ms = millis("duration", duration, MAX_DURATION_MS, duration_rule)?;
+    let duration_ms = thousandths("duration", duration, MAX_DURATION_MS, duration_rule)?;
     if duration_ms == 0 {
         return Err(wrong("duration", duration, duration_rule));
     }
-    if !matches!(share, "" | "1") {
-        let rule = "must be empty or 1, as jobs have whole devices";
-        return Err(wrong("share", share, rule));
-    }
+    let device_count = device_count(devices)?;
     let arrival_rule = "must be a number of seconds from 0 to 10000000000";
     Ok(Job {
-        arrival_ms: millis("arrival", arrival, MAX_ARRIVAL_MS, arrival_rule)?,
+        arrival_ms: thousandths("arrival", arrival, MAX_ARRIVAL_MS, arrival_rule)?,
         tenant: name("tenant", tenant)?,
         user: if user.is_empty() {
             String::new()
         } else {
             name("user", user)?
         },
-        devices: device_count(devices)?,
+        devices: device_count,
+        share_permille: share_of(share, device_count)?,
         kind: (!kind.is_empty()).then(|| name("kind", kind)).transpose()?,
         memory_bytes: match memory {
             "" => 0,
@@ -174,6 +189,24 @@ fn device_count(value: &str) -> Result<u32, String> {
     })
 }
 
+/// Parses the part of a device that a job gets, in thousandths; `None` if it gets `devices` whole ones.
+fn share_of(value: &str, devices: u32) -> Result<Option<u32>, String> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let rule = "must be empty or a number from 0.001 to 1";
+    let permille = thousandths("share", value, WHOLE_PERMILLE.into(), rule)?;
+    match (permille as u32, devices) {
+        (0, _) => Err(wrong("share", value, rule)),
+        (WHOLE_PERMILLE, _) => Ok(None),
+        (permille, 1) => Ok(Some(permille)),
+        (_, devices) => {
+            let rule = format!("must be empty or 1, as the job has {devices} devices");
+            Err(wrong("share", value, &rule))
+        }
+    }
+}
+
 fn memory_of(value: &str) -> Result<u64, String> {
     let rule = "must be empty or an amount of memory, such as 512MiB or 16GiB";
     let parsed = value
@@ -182,16 +215,16 @@ fn memory_of(value: &str) -> Result<u64, String> {
     parsed.map(|memory| memory.size_bytes)
 }
 
-/// Parses a number of seconds, with at most three decimals, as milliseconds up to `max_ms`.
-fn millis(column: &str, value: &str, max_ms: u64, rule: &str) -> Result<u64, String> {
+/// Parses a number with at most three decimals, up to `max` thousandths, as thousandths: seconds as milliseconds.
+fn thousandths(column: &str, value: &str, max: u64, rule: &str) -> Result<u64, String> {
     let (whole, decimals) = value.split_once('.').unwrap_or((value, "0"));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     let parsed = (is_number(whole) && is_number(decimals) && decimals.len() <= 3).then(|| {
-        let seconds = whole.parse::<u64>().ok()?;
-        let thousandths = format!("{decimals:0<3}").parse::<u64>().ok()?;
-        seconds.checked_mul(1000)?.checked_add(thousandths)
+        let whole = whole.parse::<u64>().ok()?;
+        let part = format!("{decimals:0<3}").parse::<u64>().ok()?;
+        whole.checked_mul(1000)?.checked_add(part)
     });
-    let parsed = parsed.flatten().filter(|&millis| millis <= max_ms);
+    let parsed = parsed.flatten().filter(|&parsed| parsed <= max);
     parsed.ok_or_else(|| wrong(column, value, &format!("{rule}, with at most 3 decimals")))
 }
 
@@ -200,27 +233,21 @@ pub(crate) fn print(jobs: &[Job]) -> String {
     let mut text = format!("{HEADER}\n");
     for job in jobs {
         let kind = job.kind.as_deref().unwrap_or_default();
+        let share = job.share_permille.map(|it| human::thousandths(it.into()));
+        let share = share.unwrap_or_default();
         let memory = match job.memory_bytes {
             0 => String::new(),
             bytes => format!("{}KiB", bytes.div_ceil(1 << 10)),
         };
-        let (arrival, duration) = (seconds(job.arrival_ms), seconds(job.duration_ms));
+        let [arrival, duration] = [job.arrival_ms, job.duration_ms].map(human::thousandths);
         let (tenant, user, devices, priority) = (&job.tenant, &job.user, job.devices, job.priority);
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{arrival},{tenant},{user},{devices},{kind},,{memory},{duration},{priority}"
+            "{arrival},{tenant},{user},{devices},{kind},{share},{memory},{duration},{priority}"
         );
     }
     text
-}
-
-/// Formats milliseconds as seconds with the decimals that they need.
-fn seconds(millis: u64) -> String {
-    match millis % 1000 {
-        0 => format!("{}", millis / 1000),
-        thousandths => format!("{}.{thousandths:03}", millis / 1000),
-    }
 }
 
 #[cfg(test)]
@@ -234,13 +261,15 @@ mod tests {
 
     #[test]
     fn a_line_is_a_job() {
-        let text = format!("{HEADER}\r\n0.25,red,ada,2,cuda,1,40GiB,1.5,-3\r\n1,blue,,1,,,,9,\r\n");
+        let text =
+            format!("{HEADER}\r\n0.25,red,ada,2,cuda,1,40GiB,1.5,-3\r\n1,blue,,1,,0.25,,9,\r\n");
         let red = Job {
             arrival_ms: 250,
             tenant: "red".into(),
             user: "ada".into(),
             devices: 2,
             kind: Some("cuda".into()),
+            share_permille: None,
             memory_bytes: 40 << 30,
             duration_ms: 1500,
             priority: -3,
@@ -251,6 +280,7 @@ mod tests {
             user: String::new(),
             devices: 1,
             kind: None,
+            share_permille: Some(250),
             memory_bytes: 0,
             duration_ms: 9000,
             priority: 0,
@@ -258,6 +288,11 @@ mod tests {
         let jobs = parse(&text).unwrap();
         assert_eq!(jobs, [red, blue]);
         assert_eq!(parse(&print(&jobs)).unwrap(), jobs);
+        // All of a device is no share.
+        for whole in ["1", "1.0", "1.000"] {
+            let text = format!("{HEADER}\n1,blue,,2,,{whole},,9,\n");
+            assert_eq!(parse(&text).unwrap()[0].share_permille, None);
+        }
     }
 
     #[test]
@@ -265,6 +300,7 @@ mod tests {
         let seconds = "with at most 3 decimals";
         let arrival = "it must be a number of seconds from 0 to 10000000000";
         let duration = "it must be a number of seconds from 0.001 to 31622400";
+        let share = "it must be empty or a number from 0.001 to 1";
         let cases = [
             ("1,red,,1,,,,9", format!("the line has 8 values; it must have 9: {HEADER}")),
             ("", format!("the line has 1 values; it must have 9: {HEADER}")),
@@ -278,7 +314,12 @@ mod tests {
             ("1,red,a b,1,,,,9,", "user is \"a b\"; it must be a name of letters, digits and - _ .".into()),
             ("1,red,,0,,,,9,", "devices is \"0\"; it must be a whole number from 1 to 100000".into()),
             ("1,red,,1,\"cuda\",,,9,", "kind is \"\\\"cuda\\\"\"; it must be a name of letters, digits and - _ .".into()),
-            ("1,red,,1,,0.5,,9,", "share is \"0.5\"; it must be empty or 1, as jobs have whole devices".into()),
+            ("1,red,,1,,0,,9,", format!("share is \"0\"; {share}")),
+            ("1,red,,1,,1.001,,9,", format!("share is \"1.001\"; {share}, {seconds}")),
+            ("1,red,,1,,0.0005,,9,", format!("share is \"0.0005\"; {share}, {seconds}")),
+            ("1,red,,1,,-0.5,,9,", format!("share is \"-0.5\"; {share}, {seconds}")),
+            ("1,red,,1,,half,,9,", format!("share is \"half\"; {share}, {seconds}")),
+            ("1,red,,2,,0.5,,9,", "share is \"0.5\"; it must be empty or 1, as the job has 2 devices".into()),
             ("1,red,,1,,,40GB,9,", "memory is \"40GB\"; it must be empty or an amount of memory, such as 512MiB or 16GiB".into()),
             ("1,red,,1,,,,9,high", "priority is \"high\"; it must be empty or a whole number".into()),
         ];

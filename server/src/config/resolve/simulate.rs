@@ -51,6 +51,7 @@ pub(super) fn generate(command: SimulateCommand) -> SimulateConfig {
         devices,
         demand,
         duration: Period(duration),
+        share,
         kind,
     } = command;
     SimulateConfig::Generate(Recipe {
@@ -62,6 +63,7 @@ pub(super) fn generate(command: SimulateCommand) -> SimulateConfig {
         demand,
         // At least the least duration of a job.
         duration: duration.as_secs_f64().max(0.001),
+        sharing: share,
         kind: kind.map(|Name(kind)| kind),
     })
 }
