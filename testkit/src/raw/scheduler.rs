@@ -4,8 +4,9 @@ use bytes::Bytes;
 use tensord_proto::{
     credential::ClientCredential,
     v1::{
-        ClientHello, ClientMessage, Error, ErrorCode, Granted, LeaseRequest, Open, PoolHello,
-        PoolMessage, ReleaseLease, client_message, pool_client::PoolClient, pool_message,
+        ClientHello, ClientMessage, DeviceShare, Error, ErrorCode, Granted, LeaseRequest, Open,
+        PoolHello, PoolMessage, ReleaseLease, client_message, pool_client::PoolClient,
+        pool_message,
     },
     version,
 };
@@ -47,6 +48,8 @@ pub struct Target {
     pub device_index: u32,
     /// The worker's id.
     pub worker_id: u64,
+    /// What the lease has of the device; `None` for all of it.
+    pub share: Option<DeviceShare>,
 }
 
 impl Target {
@@ -66,6 +69,7 @@ impl Target {
                 token: granted.token.clone(),
                 device_index: leased.index,
                 worker_id: worker.worker_id,
+                share: leased.share,
             }
         };
         granted.devices.iter().map(target).collect()
@@ -274,6 +278,30 @@ impl ClientStream {
             ..LeaseRequest::default()
         });
         Ok(Target::all(&granted.await?))
+    }
+
+    /// Leases a share of a device of any kind: a part of its time in thousandths, and of its memory; 0 for the same
+    /// part of the memory as of the time.
+    ///
+    /// # Errors
+    ///
+    /// The scheduler's refusal.
+    ///
+    /// # Panics
+    ///
+    /// As [`next`](Self::next).
+    pub async fn lease_share(
+        &mut self,
+        share_permille: u32,
+        memory_bytes: u64,
+    ) -> Result<Target, Error> {
+        let granted = self.request(LeaseRequest {
+            devices: 1,
+            share_permille,
+            memory_bytes,
+            ..LeaseRequest::default()
+        });
+        Ok(Target::all(&granted.await?).remove(0))
     }
 
     /// Sends any request, under a new request id, and waits until it is granted or refused.

@@ -3,7 +3,7 @@
 mod marks;
 mod work;
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use burn_backend::{DType, Shape};
 use bytes::Bytes;
@@ -23,6 +23,9 @@ use super::{ANSWER_DEADLINE, SessionError, Target};
 /// How often a waiting session acknowledges to the worker. Half of the longest time that an
 /// honest client may leave between two beats.
 const BEAT: Duration = Duration::from_millis(500);
+
+/// How long a session attends to its connection before it looks whether other work is done.
+const ATTENTION: Duration = Duration::from_millis(10);
 
 /// Receive window in bytes, the same that an honest client grants: data that the worker may
 /// send before the session consumes it.
@@ -154,6 +157,27 @@ impl RawSession {
         let until = Instant::now() + time;
         while self.next_until(until).await?.is_some() {}
         Ok(())
+    }
+
+    /// Stays connected while `work` is done, for example on another session, and drops received frames.
+    ///
+    /// # Errors
+    ///
+    /// If the session is over before.
+    pub async fn stay_connected_during<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, SessionError> {
+        let mut work = pin!(work);
+        loop {
+            // Nothing that is being sent is given up when the work is done.
+            let attended = self.next_until(Instant::now() + ATTENTION);
+            let (attended, done) = tokio::join!(attended, timeout(ATTENTION, &mut work));
+            attended?;
+            if let Ok(done) = done {
+                return Ok(done);
+            }
+        }
     }
 
     /// Sends queued frames as far as credit allows.

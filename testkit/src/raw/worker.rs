@@ -79,6 +79,12 @@ impl RawWorker {
         }
     }
 
+    /// Has leases share the worker's devices.
+    pub fn taking_shares(mut self) -> Self {
+        self.register.takes_shares = true;
+        self
+    }
+
     /// Registers at the scheduler of `url` with the token in `url`.
     ///
     /// # Errors
