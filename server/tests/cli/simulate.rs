@@ -84,21 +84,53 @@ fn a_generated_trace_can_be_run_with_the_tenants_of_a_file() {
 }
 
 #[test]
+fn jobs_with_shares_of_a_device_run_beside_each_other() {
+    let trace = format!("{HEADER}\n0,red,,1,,0.25,,10,\n0,red,,1,,0.75,6GiB,10,\n");
+    let (home, path) = files(&[("jobs.csv", &trace)]);
+    let pool = ["--pool", "1x1:cuda:8GiB", "--release", "0s"];
+    let args = [&["simulate", &path("jobs.csv")], &pool[..]].concat();
+    let text = stdout_of(home.path(), &args);
+    let gangs = "\
+DEVICES  ORDER  JOBS  MEDIAN WAIT  P99  WORST
+   0.25  fair      1          0 s  0 s    0 s
+   0.75  fair      1          0 s  0 s    0 s
+";
+    assert!(text.ends_with(gangs), "{text}");
+    assert!(text.contains("\nfair     10 s      100.0 % "), "{text}");
+    let generate = ["simulate", "generate", "steady", "--jobs", "200"];
+    let whole = stdout_of(home.path(), &generate);
+    assert!(whole.lines().skip(1).all(|line| line.contains(",,,")));
+    let shared = stdout_of(home.path(), &[&generate[..], &["--share", "1"]].concat());
+    let is_share = |line: &str| line.contains(",0.25,,") || line.contains(",0.5,,");
+    assert!(shared.lines().skip(1).all(is_share), "{shared}");
+}
+
+#[test]
 fn bad_input_is_refused_with_the_place_and_the_rule() {
     let broken = format!("{HEADER}\n0,red,,1,,,,10,\n1,red,,none,,,,10,\n");
+    let shared = format!("{HEADER}\n0,red,,1,,1.5,,10,\n");
     let good = format!("{HEADER}\n0,red,,1,,,,10,\n");
     let (home, path) = files(&[
         ("broken.csv", &broken),
+        ("shared.csv", &shared),
         ("good.csv", &good),
         ("pool.toml", "[tenants.red]\nweight = 0\n"),
     ]);
     let (broken, good, policy) = (path("broken.csv"), path("good.csv"), path("pool.toml"));
-    let missing = path("missing.csv");
+    let (shared, missing) = (path("shared.csv"), path("missing.csv"));
     let pool = "1x1:cuda:8GiB";
     let cases = [
         (
             vec!["simulate", &broken, "--pool", pool],
             format!("{broken}:3: devices is \"none\"; it must be a whole number from 1 to 100000"),
+        ),
+        (
+            vec!["simulate", &shared, "--pool", pool],
+            format!("{shared}:2: share is \"1.5\"; it must be empty or a number from 0.001 to 1, with at most 3 decimals"),
+        ),
+        (
+            vec!["simulate", "generate", "steady", "--share", "1.5"],
+            "invalid value '1.5' for '--share <PART>': it must be a number from 0 to 1".into(),
         ),
         (
             vec!["simulate", &missing, "--pool", pool],
