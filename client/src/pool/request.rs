@@ -50,34 +50,42 @@ fn in_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns the message of a request.
+///
+/// # Errors
+///
+/// When the request is for a share that no device has.
+fn message(id: RequestId, request: &LeaseRequest) -> Result<v1::LeaseRequest, LeaseError> {
+    Ok(v1::LeaseRequest {
+        request_id: id.0,
+        devices: request.devices,
+        kind: request.kind.clone(),
+        memory_bytes: request.memory_bytes,
+        durability: v1::Durability::from(request.durability).into(),
+        recover_within_ms: request.recover_within.map(in_millis),
+        priority: request.priority,
+        max_duration_ms: request.max_duration.map(in_millis),
+        spot: request.spot,
+        share_permille: request.share_permille()?,
+    })
+}
+
 /// Sends `request` to the pool and waits until it is granted. Sends `events` what it waits for.
 ///
 /// # Errors
 ///
-/// When the request is for an impossible share, the pool refuses, the request's timeout passes, or the client is shut down.
+/// When the request is for a share that no device has, the pool refuses, the request's timeout passes, or the client is shut down.
 pub(super) async fn wait_for_grant(
     control: &Arc<ControlHandle>,
     request: LeaseRequest,
     events: &LeaseEvents,
 ) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
-    let share_permille = request.share_permille()?;
     let begun = Instant::now();
     let (place, places) = watch::channel(QueuePlace::default());
     let (outcome, outcomes) = oneshot::channel();
     let id = control.new_request();
     let lease_call = LeaseCall {
-        request: v1::LeaseRequest {
-            request_id: id.0,
-            devices: request.devices,
-            kind: request.kind,
-            memory_bytes: request.memory_bytes,
-            durability: v1::Durability::from(request.durability).into(),
-            recover_within_ms: request.recover_within.map(in_millis),
-            priority: request.priority,
-            max_duration_ms: request.max_duration.map(in_millis),
-            spot: request.spot,
-            share_permille,
-        },
+        request: message(id, &request)?,
         replies: RequestReplies { place, outcome },
     };
     control.request(lease_call).await?;
