@@ -88,7 +88,8 @@ fn jobs_with_shares_of_a_device_run_beside_each_other() {
     let trace = format!("{HEADER}\n0,red,,1,,0.25,,10,\n0,red,,1,,0.75,6GiB,10,\n");
     let (home, path) = files(&[("jobs.csv", &trace)]);
     let pool = ["--pool", "1x1:cuda:8GiB", "--release", "0s"];
-    let args = [&["simulate", &path("jobs.csv")], &pool[..]].concat();
+    let jobs = path("jobs.csv");
+    let args = [&["simulate", &jobs], &pool[..]].concat();
     let text = stdout_of(home.path(), &args);
     let gangs = "\
 DEVICES  ORDER  JOBS  MEDIAN WAIT  P99  WORST
