@@ -12,6 +12,7 @@ mod data;
 mod faults;
 mod processes;
 mod queue;
+mod shares;
 mod sharing;
 mod tenants;
 mod usage;

@@ -17,7 +17,7 @@ fn pool_of(administrator: &Administrator, tenant: &str) -> Pool {
 }
 
 /// Has a device compute for some time.
-fn work(device: &Device) {
+pub(crate) fn work(device: &Device) {
     let factor = Tensor::<2>::ones([256, 256], device) / 256.0;
     let mut product = Tensor::<2>::ones([256, 256], device);
     for _ in 0..200 {
@@ -49,7 +49,7 @@ fn ops_by_workers(pool: &Pool) -> u64 {
 }
 
 /// Waits until the workers have released all devices, and so have reported all that was used.
-fn wait_for_release(cluster: &Cluster) {
+pub(crate) fn wait_for_release(cluster: &Cluster) {
     let pool = cluster.pool();
     cluster.wait("the release of all devices", || {
         let status = pool.status();
