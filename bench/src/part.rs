@@ -14,11 +14,11 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tempfile::TempDir;
-use tensord_testkit::cluster::Process;
+use tensord_testkit::{cluster::Process, resource_usage::is_running};
 
 use crate::{
     bench::Bench,
@@ -26,7 +26,7 @@ use crate::{
     namespace_entry::NetworkFeatures,
     network,
     pool::{is_durable, set_durable},
-    process::{announce, read_announcement_within},
+    process::{announce, has_proc, read_announcement_within},
     progress::{Progress, Update},
     trainer::{fresh_seeds, start_seeds_at},
 };
@@ -154,6 +154,17 @@ pub(crate) struct PartProcess {
 }
 
 impl PartProcess {
+    /// Checks that the process has not ended, where `/proc` is available.
+    ///
+    /// # Errors
+    ///
+    /// If it has, with its log.
+    pub(crate) fn ensure_running(&self) -> Result<()> {
+        let has_ended = has_proc() && !is_running(self.process.id());
+        ensure!(!has_ended, "a process ended early: {}", self.process.log());
+        Ok(())
+    }
+
     fn start(
         binary: &Path,
         context: &Context,

@@ -1,12 +1,13 @@
 //! A real pool to measure: `tensord up` in a process of its own.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 use tempfile::TempDir;
 use tensord_client::{Durability, Lease, LeaseRequest, Pool, PoolUrl};
 use tensord_testkit::cluster::Process;
@@ -21,7 +22,7 @@ use crate::{
 pub(crate) struct LocalPool {
     process: Process,
     url: PoolUrl,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl LocalPool {
@@ -70,10 +71,7 @@ impl LocalPool {
         let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut command = Command::new(binary);
         let listen = ["up", "--listen", "127.0.0.1:0", "--devices", devices];
-        command
-            .args(listen)
-            .arg("--state")
-            .arg(dir.path().join("state"));
+        command.args(listen).arg("--state").arg(state_path(&dir));
         if let Some(host) = host {
             command.args(["--advertise", host]);
         }
@@ -89,16 +87,28 @@ impl LocalPool {
             host: "127.0.0.1".into(),
             ..url
         };
-        Ok(Self {
-            process,
-            url,
-            _dir: dir,
-        })
+        Ok(Self { process, url, dir })
     }
 
     /// Returns the id of the pool's process.
     pub(crate) fn process_id(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Runs a command of an administrator, such as `usage`, and returns its JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the command fails.
+    pub(crate) fn administer(&self, args: &[&str]) -> Result<Value> {
+        let mut command = Command::new(tensord_path()?);
+        command.args(args).arg("--json");
+        command.arg("--state").arg(state_path(&self.dir));
+        remove_settings(&mut command);
+        let output = command.output().context("cannot start tensord")?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "tensord {args:?} failed: {error}");
+        serde_json::from_slice(&output.stdout).context("a command printed malformed JSON")
     }
 
     /// Returns the pool's URL, with op streams over `transport`.
@@ -126,6 +136,11 @@ impl LocalPool {
     pub(crate) fn lease(&self, transport: TransportChoice) -> Result<(Pool, Lease)> {
         lease(self.url(transport))
     }
+}
+
+/// Returns the state directory of a pool in `dir`.
+fn state_path(dir: &TempDir) -> PathBuf {
+    dir.path().join("state")
 }
 
 /// Connects to the pool at `url` and leases a device.
