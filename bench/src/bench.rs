@@ -12,6 +12,7 @@ mod ops;
 mod read;
 mod rtt;
 mod scheduler;
+mod sharing;
 mod step;
 mod transfer;
 mod wire;
@@ -54,11 +55,13 @@ pub(crate) enum Bench {
     Durability,
     /// [`scheduler`].
     Scheduler,
+    /// [`sharing`].
+    Sharing,
 }
 
 impl Bench {
     /// All benches, in the order in which they run.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -74,6 +77,7 @@ impl Bench {
         Self::Attack,
         Self::Durability,
         Self::Scheduler,
+        Self::Sharing,
     ];
 
     /// Returns the bench's name on the command line and in JSON.
@@ -94,6 +98,7 @@ impl Bench {
             Self::Attack => "attack",
             Self::Durability => "durability",
             Self::Scheduler => "scheduler",
+            Self::Sharing => "sharing",
         }
     }
 
@@ -115,6 +120,7 @@ impl Bench {
             Self::Attack => "training on a worker that is under attack",
             Self::Durability => "cost of snapshots, and time to go on after a process died",
             Self::Scheduler => "leases placed per second in a large pool",
+            Self::Sharing => "how exactly leases share the time of a device",
         }
     }
 
@@ -140,6 +146,7 @@ impl Bench {
             Self::Attack => attack::run(context),
             Self::Durability => durability::run(context),
             Self::Scheduler => scheduler::run(context),
+            Self::Sharing => sharing::run(context),
         }
     }
 
@@ -166,6 +173,7 @@ impl Bench {
             Self::Attack => attack::turn(context, &from_value(part)?),
             Self::Durability => durability::turn(context, &from_value(part)?),
             Self::Scheduler => scheduler::turn(&from_value(part)?),
+            Self::Sharing => sharing::turn(context, &from_value(part)?),
             _ => bail!("the benchmark {} cannot be measured in parts", self.name()),
         }
     }
