@@ -98,8 +98,24 @@ fn time_in_which_nobody_else_waits_is_no_debt() {
     assert_eq!(turns.remove(start + 2 * hour, B), []);
     assert_eq!(turns.returned(start + 2 * hour, A, 0), []);
     assert_eq!(turns.request(start + 2 * hour, C, 0, 500), [Grant(C, 0)]);
+    // It has used nothing yet, and A has the same credit.
     turns.request(start + 2 * hour, A, 0, 500);
-    assert_eq!(turns.next_deadline(), Some(start + 2 * hour + CREDIT));
+    assert_eq!(turns.next_deadline(), Some(start + 2 * hour + MIN_TURN));
+}
+
+/// C has a small weight, so its credit is a long virtual time.
+#[test]
+fn the_credit_of_a_lease_is_not_given_to_another_one() {
+    let (mut turns, start) = (Turns::new(TIMEOUT), Instant::now());
+    let later = start + Duration::from_secs(100);
+    turns.request(start, A, 0, 450);
+    assert_eq!(turns.request(later, C, 0, 10), [Revoke(A, 0)]);
+    assert_eq!(turns.returned(later, A, 0), [Grant(C, 0)]);
+    assert_eq!(turns.request(later, A, 0, 450), [Want(C, 0)]);
+    turns.request(later, B, 0, 450);
+    assert_eq!(turns.returned(later, C, 0), [Grant(B, 0), Want(B, 0)]);
+    // A waits no longer than for the credit of B.
+    assert_eq!(turns.next_deadline(), Some(later + CREDIT));
 }
 
 #[test]

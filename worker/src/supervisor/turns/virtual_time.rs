@@ -5,7 +5,7 @@
 //! has the next turn. This is start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
 //! Queueing", SIGCOMM 1996), with these differences:
 //!
-//! - Nobody knows before how long a turn takes, so its end is charged when it has come. The start of
+//! - How long a turn takes is known only at its end, so it is charged then. The start of
 //!   the next turn is the end of the last one, as it is there.
 //! - A lease that begins to wait after it had no work gets a virtual time relative to the smallest of
 //!   the leases that have work, instead of that of the turn which is running; at most [`CREDIT`]
@@ -35,6 +35,9 @@ pub(super) struct Account {
     pub(super) weight: u32,
     /// Nanoseconds of a lease with the whole device.
     pub(super) virtual_ns: u128,
+    /// The virtual time without the credit that the lease was given last. Others begin at this: the credit of a
+    /// lease with a small weight is a long virtual time, and must not be given to those with a large weight.
+    uncredited_ns: u128,
     /// The number of the lease's request, while it waits.
     waiting: Option<u64>,
     /// When the lease had work last.
@@ -102,6 +105,7 @@ impl Accounts {
                 _ => return None,
             };
             let reached = account.virtual_ns + virtual_ns_of(held, account.weight);
+            let reached = reached.max(account.uncredited_ns);
             Some(match is_back_soon {
                 true => reached.saturating_sub(virtual_ns_of(CREDIT, account.weight)),
                 false => reached,
@@ -113,6 +117,7 @@ impl Accounts {
         let account = Account {
             weight,
             virtual_ns: virtual_ns.max(least),
+            uncredited_ns: virtual_ns.max(smallest),
             waiting: Some(self.requests),
             active_at: now,
         };
@@ -134,7 +139,8 @@ impl Accounts {
             let held = now.saturating_duration_since(since);
             account.virtual_ns += virtual_ns_of(held, account.weight);
             account.active_at = now;
-            self.at_rest_ns = account.virtual_ns;
+            let reached = account.virtual_ns.max(account.uncredited_ns);
+            self.at_rest_ns = self.at_rest_ns.max(reached);
         }
     }
 
