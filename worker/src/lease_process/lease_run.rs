@@ -180,7 +180,17 @@ impl LeaseRun {
                     Some((Task::End(end), None)) => {
                         return self.end(&end, served, channel).await;
                     }
-                    Some((task, file)) => self.on_task(task, file)?,
+                    Some((task, file)) => {
+                        let is_turn = matches!(
+                            task,
+                            Task::GrantTurn(_) | Task::WantTurn(_) | Task::RevokeTurn(_)
+                        );
+                        self.on_task(task, file)?;
+                        if is_turn {
+                            // There are hundreds a second while leases share a device.
+                            continue;
+                        }
+                    }
                     None => return Ok(()),
                 },
                 link = self.listener.accept() => {
@@ -189,6 +199,7 @@ impl LeaseRun {
                 }
                 Some((device, message)) = self.turn_messages.recv() => {
                     channel.send(turn_event(device, message)).await?;
+                    continue;
                 }
                 Some(segment) = self.segments.recv() => send_uploads(&mut channel, &segment).await?,
                 Some(message) = self.snapshot_messages.recv() => {
