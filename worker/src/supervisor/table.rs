@@ -241,6 +241,9 @@ impl LeaseTable {
             let devices = &mut self.devices;
             let is_free = |(device, share): (&u32, &Option<DeviceShare>)| {
                 let device = devices.get(device);
+                // One that is out of service is tested as soon as nothing uses it.
+                let in_service = |device: &&DeviceState| device.out_of_service.is_none();
+                let device = device.filter(in_service);
                 device.is_some_and(|device| device.is_free(share::lane(*share)))
             };
             if state.phase == Phase::Waiting && state.devices.iter().all(is_free) {
