@@ -187,9 +187,15 @@ impl Demand {
         })
     }
 
-    /// Returns the thousandths of each device that the lease would have.
+    /// Returns the thousandths of the time of each device that the lease would have.
     pub(crate) fn permille(&self) -> u64 {
         self.share_permille.unwrap_or(WHOLE_PERMILLE).into()
+    }
+
+    /// Returns what each device that the lease would have counts as, in thousandths.
+    pub(crate) fn counted_permille(&self, device: &DeviceSpec) -> u64 {
+        let share = self.share_of(device);
+        share.map_or(WHOLE_PERMILLE.into(), |it| it.counted_permille(device))
     }
 
     /// Returns the memory that the lease would have of a device, in bytes.
@@ -335,6 +341,14 @@ impl From<DeviceShare> for Share {
 }
 
 impl Share {
+    /// Returns what the share counts as of a device: the part of the time or of the memory, whichever is larger, in
+    /// thousandths.
+    pub(crate) fn counted_permille(self, device: &DeviceSpec) -> u64 {
+        let whole = u128::from(device.memory_bytes.max(1));
+        let memory = (u128::from(self.memory_bytes) * u128::from(WHOLE_PERMILLE)).div_ceil(whole);
+        u64::from(self.permille).max(u64::try_from(memory).unwrap_or(u64::MAX))
+    }
+
     /// Returns the share with a lane.
     pub(crate) fn in_lane(self, lane: u32) -> DeviceShare {
         DeviceShare {

@@ -143,7 +143,7 @@ impl TenantLimit {
             .memory_bytes
             .map(|max| u128::from(max).saturating_sub(used.memory_bytes));
         let needed_bytes = u128::from(demand.memory_of(device)) * u128::from(count);
-        left.is_none_or(|left| left >= count * demand.permille())
+        left.is_none_or(|left| left >= count * demand.counted_permille(device))
             && bytes_left.is_none_or(|left| left >= needed_bytes)
     }
 
@@ -234,8 +234,8 @@ impl Amounts {
         match share {
             None => self.add_devices(Some(&device.kind), 1, device.memory_bytes),
             Some(share) => {
-                let (permille, memory_bytes) = (share.permille.into(), share.memory_bytes.into());
-                self.add_permille(Some(&device.kind), permille, memory_bytes);
+                let permille = share.counted_permille(device);
+                self.add_permille(Some(&device.kind), permille, share.memory_bytes.into());
             }
         }
     }

@@ -28,6 +28,21 @@ pub(super) fn needs_of(waiting: &SimRequest) -> impl Fn(&DeviceSpec) -> Option<S
     }
 }
 
+/// Returns what a share counts as, of the time or the memory.
+pub(super) fn counted(device: &DeviceSpec, share: Option<Share>) -> u64 {
+    let Some(Share {
+        permille,
+        memory_bytes,
+    }) = share
+    else {
+        return 1000;
+    };
+    let counts_more = |it: &u64| {
+        u128::from(*it) * u128::from(device.memory_bytes) >= u128::from(memory_bytes) * 1000
+    };
+    (u64::from(permille)..).find(counts_more).unwrap()
+}
+
 /// Asserts that leases with these shares of a device do not have more than there is, nor the same lane.
 pub(super) fn check_shares(device: &DeviceSpec, shares: &[Option<DeviceShare>]) {
     if shares.contains(&None) {

@@ -255,6 +255,42 @@ fn shares_count_as_parts_of_a_device() {
     check(steps);
 }
 
+/// Tenant `b` may have one device, and wants all memory of both with little of their time.
+#[test]
+fn a_share_with_much_memory_counts_as_that() {
+    let limited = TenantPolicy {
+        limit: TenantLimit {
+            devices: kinds(&[("flex", 1)]),
+            memory_bytes: None,
+        },
+        ..TenantPolicy::default()
+    };
+    let request = |number, gib| request_part(2, number, 1, gib, Durability::Off);
+    let share = |gib, lane| {
+        let share = Share {
+            permille: 1,
+            memory_bytes: gib * GIB,
+        };
+        Some(share.in_lane(lane))
+    };
+    let at_limit = queued_for(2, 2, 1, WaitReason::TenantLimit);
+    let steps = [
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", limited)]), vec![]),
+        (
+            1,
+            request(1, 12),
+            vec![granted_share(2, 1, 0, share(12, 1))],
+        ),
+        (1, request(2, 5), vec![at_limit]),
+        (1, request(3, 4), vec![granted_share(2, 3, 0, share(4, 2))]),
+    ];
+    let engine = check(steps);
+    let used = &engine.used_by_tenants()["b"];
+    assert_eq!(used.all_permille, 1000);
+}
+
 /// Clients 1 and 2 have shares of the only device that were there before the scheduler.
 #[test]
 fn shares_are_adopted_after_a_restart() {

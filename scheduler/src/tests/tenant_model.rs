@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::share_model::needs_of;
+use super::share_model::{counted, needs_of};
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
-use crate::device::Share;
 use crate::lease::{Lease, Standing};
 
 impl World {
@@ -44,7 +43,7 @@ impl World {
         };
         let wanted = u64::from(waiting.demand.devices);
         let needed_bytes = u128::from(wanted) * u128::from(waiting.demand.memory_of(device));
-        let permille = wanted * waiting.demand.permille();
+        let permille = wanted * counted(device, needs_of(waiting)(device));
         let most = policy.limit.devices.get(&device.kind);
         let most_bytes = policy.limit.memory_bytes;
         most.is_none_or(|most| count + permille <= 1000 * u64::from(*most))
@@ -119,14 +118,14 @@ impl World {
             if let Some(devices) = devices.filter(|_| is_running) {
                 let expected = match lease.share() {
                     None => Amounts::of(devices),
-                    Some(Share {
-                        permille,
-                        memory_bytes,
-                    }) => Amounts {
-                        permille: [(devices[0].kind.clone(), permille.into())].into(),
-                        all_permille: permille.into(),
-                        memory_bytes: memory_bytes.into(),
-                    },
+                    Some(share) => {
+                        let permille = counted(devices[0], Some(share));
+                        Amounts {
+                            permille: [(devices[0].kind.clone(), permille)].into(),
+                            all_permille: permille,
+                            memory_bytes: share.memory_bytes.into(),
+                        }
+                    }
                 };
                 assert_eq!(lease.charge, expected, "{id}");
             }
@@ -334,9 +333,8 @@ impl World {
             }
             let mut more = used.clone();
             let known = self.engine.leases().get(*other).and_then(Lease::share);
-            let permille = known.map_or(1000, |share| u64::from(share.permille));
             for device in &lease.granted {
-                *more.entry(&device.kind).or_default() += permille;
+                *more.entry(&device.kind).or_default() += counted(device, known);
             }
             let own = lease.granted.iter().map(|device| &*device.kind);
             let mut own = own.collect::<BTreeSet<_>>().into_iter();
