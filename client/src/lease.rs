@@ -75,9 +75,13 @@ impl LeasedDevice {
     /// # Ok(()) }
     /// ```
     pub fn share(&self) -> Option<f64> {
-        (self.share_permille > 0)
-            .then(|| f64::from(self.share_permille) / f64::from(WHOLE_PERMILLE))
+        part_of_device(self.share_permille)
     }
+}
+
+/// Returns a number of thousandths as a part of a device; `None` for none.
+pub(crate) fn part_of_device(permille: u32) -> Option<f64> {
+    (permille > 0).then(|| f64::from(permille) / f64::from(WHOLE_PERMILLE))
 }
 
 /// What the bits of a device's results depend on: crates, compiler, processor and driver.

@@ -74,7 +74,8 @@ fn message(id: RequestId, request: &LeaseRequest) -> Result<v1::LeaseRequest, Le
 ///
 /// # Errors
 ///
-/// When the request is for a share that no device has, the pool refuses, the request's timeout passes, or the client is shut down.
+/// When the request is for a share that no device has, the pool refuses, the request's timeout passes, or the
+/// client is shut down.
 pub(super) async fn wait_for_grant(
     control: &Arc<ControlHandle>,
     request: LeaseRequest,

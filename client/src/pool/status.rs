@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tensord_proto::{share::WHOLE_PERMILLE, v1};
+use tensord_proto::v1;
+
+use crate::lease::part_of_device;
 
 /// The state of a pool at one moment.
 ///
@@ -79,8 +81,7 @@ impl DeviceStatus {
     /// The part of the device's time that leases have [shares](crate::LeaseRequest::share) of; `None` if no lease
     /// has a share.
     pub fn shared(&self) -> Option<f64> {
-        (self.shared_permille > 0)
-            .then(|| f64::from(self.shared_permille) / f64::from(WHOLE_PERMILLE))
+        part_of_device(self.shared_permille)
     }
 
     /// Returns whether a request could be granted all of this device now. A device of a worker
