@@ -391,6 +391,18 @@ impl DeviceRef {
     };
 }
 
+impl HeldDevice {
+    /// Returns what the lease has of the device of a worker.
+    pub(crate) fn granted_at(&self, worker: WorkerId) -> GrantedDevice {
+        let index = self.index;
+        GrantedDevice {
+            device_ref: DeviceRef { worker, index },
+            grant: self.grant,
+            share: self.share,
+        }
+    }
+}
+
 impl GrantedDevice {
     /// Returns the grant, as the device's worker knows it.
     pub(crate) fn device_grant(&self) -> DeviceGrant {

@@ -323,11 +323,8 @@ impl Pool {
         let mut suitable = SuitableDevices::default();
         for (worker, known) in self.workers() {
             let free_before = suitable.free;
-            for (index, device, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
-                let room = known.room(index, true);
-                let has_room = share_of(device)
-                    .zip(room)
-                    .is_some_and(|(share, room)| room.has_room(share));
+            for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
+                let has_room = self.has_room(DeviceRef { worker, index }, &share_of);
                 let holder = self.held_back.holder(DeviceRef { worker, index });
                 match (usage, holder) {
                     (Usage::Free, Some(holder)) if holder != lease => {

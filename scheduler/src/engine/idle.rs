@@ -227,6 +227,7 @@ impl Engine {
         !self.queue.is_empty() || self.has_waiting_lease()
     }
 
+    /// Returns whether a lease waits for devices.
     pub(super) fn has_waiting_lease(&self) -> bool {
         self.leases.index().unsettled().any(|id| {
             let lease = self.leases.get(id);
@@ -257,6 +258,8 @@ impl Engine {
                 .leases
                 .get(id)
                 .filter(|lease| lease.standing == Standing::Running && lease.rejoin_by.is_none());
+            // The time of a share goes to the others of the device, as long as the lease needs none.
+            let known = known.filter(|lease| lease.share().is_none());
             let since = known.and_then(|lease| Some((lease, self.idle.since(id, lease)?)));
             let Some((lease, since)) = since else {
                 continue;
@@ -264,8 +267,6 @@ impl Engine {
             let due_at = since + self.options.idle_timeout;
             if due_at > self.now {
                 next = next.into_iter().chain([due_at]).min();
-            } else if lease.share().is_some() {
-                // Its time goes to the others that share its device, as long as it needs none.
             } else if self.check_suspend(id, Suspender::Idleness).is_ok() {
                 due.push(IdleLease {
                     lease: id,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
-use crate::event::{DeviceRef, GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent};
+use crate::event::{GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent};
 use crate::lease::Lease;
 use crate::reason::EndReason;
 
@@ -81,21 +81,8 @@ impl Engine {
     /// `EndLease` again for every lease that it is not known to have released: the previous
     /// reply may have been lost with the old stream.
     fn resume_ended(&mut self, worker: WorkerId, ended: Vec<HeldDevice>) {
-        for HeldDevice {
-            lease,
-            index,
-            grant,
-            share,
-            ..
-        } in ended
-        {
-            let device_ref = DeviceRef { worker, index };
-            let granted = GrantedDevice {
-                device_ref,
-                grant,
-                share,
-            };
-            self.pool.record_ending(lease, granted);
+        for held in ended {
+            self.pool.record_ending(held.lease, held.granted_at(worker));
         }
         for (lease, grants) in self.pool.ending(worker) {
             self.send_end(worker, lease, grants);
@@ -132,22 +119,10 @@ impl Engine {
     /// Resumes, adopts or ends each lease that a worker reports as still running.
     fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
         let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedDevice>>::new();
-        for HeldDevice {
-            lease,
-            index,
-            grant,
-            share,
-            ..
-        } in held
-        {
-            let device_ref = DeviceRef { worker, index };
-            let granted = GrantedDevice {
-                device_ref,
-                grant,
-                share,
-            };
+        for held in held {
+            let granted = held.granted_at(worker);
             self.pool.record_grant(granted);
-            held_by_lease.entry(lease).or_default().push(granted);
+            held_by_lease.entry(held.lease).or_default().push(granted);
         }
         // If a worker runs two leases on one device, or on one lane of it, the one that the engine knows stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease

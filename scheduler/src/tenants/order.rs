@@ -224,9 +224,9 @@ mod tests {
 
     use tensord_proto::ids::{ClientId, RequestId};
 
-    use crate::device::{DeviceSpec, Durability};
+    use crate::device::DeviceSpec;
     use crate::queue::{Queue, QueuedRequest};
-    use crate::tests::{at, cuda, flex};
+    use crate::tests::{at, cuda, demand_of, flex};
 
     /// A tenant's name, weight, number of guaranteed devices of kind cuda, and devices.
     type Tenant<'a> = (&'a str, u32, u32, &'a [DeviceSpec]);
@@ -252,20 +252,12 @@ mod tests {
         let pool = [vec![cuda(16); 8], vec![flex(4); 8]].concat();
         let mut queue = Queue::default();
         for (number, (tenant, priority, devices, kinds)) in (1..).zip(requests) {
-            let demand = Demand {
-                devices: *devices,
-                kind: match kinds {
-                    [] => Some("none".into()),
-                    [kind] => Some((*kind).into()),
-                    _ => None,
-                },
-                memory_bytes: 0,
-                durability: Durability::Off,
-                recover_within: None,
-                max_duration: None,
-                is_spot: false,
-                share_permille: None,
+            let kind = match kinds {
+                [] => Some("none"),
+                [kind] => Some(*kind),
+                _ => None,
             };
+            let demand = demand_of(*devices, kind);
             queue.push(QueuedRequest::new(
                 ClientId(1),
                 (*tenant).into(),
