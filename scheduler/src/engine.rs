@@ -463,9 +463,9 @@ impl Engine {
         }
     }
 
-    /// Returns the other leases that have a device of which a lease was granted all, or the same lane, by
-    /// earlier grants. Two leases can claim the same device so only if both date from before a restart; the one
-    /// with the earlier grant has ended.
+    /// Returns the other leases that have the device or the lane which a lease was granted, by earlier grants. Two
+    /// leases can claim the same only if both date from before a restart; the one with the earlier grant has
+    /// ended.
     fn superseded_leases(&self, lease: LeaseId, granted: GrantedDevice) -> Vec<LeaseId> {
         if !self.pool.may_be_valid(granted) {
             return Vec::new();

@@ -31,9 +31,9 @@ pub(crate) struct Lease {
     pub(crate) tenant: Option<TenantName>,
     /// What the lease has of the pool, or had until it was suspended or lost.
     pub(crate) charge: Amounts,
-    /// All devices of the lease in the order of its ranks, including those of workers that have yet
-    /// to join, each with the grant by which the lease has it, or a share of it. Those of one worker are next to each
-    /// other. Empty while the lease is suspended.
+    /// All devices of the lease in the order of its ranks, including those of workers that have yet to join, each
+    /// with the grant by which the lease has it, or a share of it. Those of one worker are next to each other.
+    /// Empty while the lease is suspended.
     pub(crate) lease_devices: IndexMap<DeviceRef, GrantedDevice>,
     /// When the lease was granted; the start of the engine if that is not known.
     pub(crate) granted_at: Timestamp,

@@ -42,7 +42,7 @@ use crate::time::Timestamp;
 const SNAPSHOTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// How a lease could give its devices to others.
-struct Room {
+struct WayOut {
     /// The time from which it may have to.
     from: Timestamp,
     /// Whether it ends then; else it is suspended.
@@ -64,7 +64,7 @@ pub(super) struct Borrowed {
     /// The time from which it may be suspended.
     suspendable_at: Timestamp,
     /// A number that has the order of the shares of tenants.
-    share: u64,
+    tenant_share: u64,
     granted_at: Timestamp,
 }
 
@@ -76,14 +76,14 @@ pub(super) struct Victim {
     /// The number of all its devices.
     all: usize,
     is_spot: bool,
-    share: u64,
+    tenant_share: u64,
     granted_at: Timestamp,
 }
 
 impl Victim {
     /// Returns one lease, or several that share a device, with so many devices which a request could get.
     fn of(leases: &[&Borrowed], useful: usize) -> Self {
-        let shares = leases.iter().map(|it| it.share);
+        let shares = leases.iter().map(|it| it.tenant_share);
         let granted_at = leases.iter().map(|it| it.granted_at);
         Self {
             leases: leases.iter().map(|it| it.lease).collect(),
@@ -95,7 +95,7 @@ impl Victim {
                 .unwrap_or_default(),
             is_spot: leases.iter().all(|it| it.is_spot),
             // They deserve to be spared as much as the one that deserves it most.
-            share: shares.min().unwrap_or_default(),
+            tenant_share: shares.min().unwrap_or_default(),
             granted_at: granted_at.min().unwrap_or_default(),
         }
     }
@@ -256,7 +256,7 @@ impl Engine {
             .filter_map(|it| Some((it.device_share?, it)))
             .collect();
         // Of equal shares, the first makes room.
-        shares.sort_by_key(|(_, it)| (Reverse(it.share), Reverse(it.granted_at)));
+        shares.sort_by_key(|(_, it)| (Reverse(it.tenant_share), Reverse(it.granted_at)));
         let spot = shares.iter().filter(|(_, it)| it.is_spot).copied();
         let spot = few_shares(room, spot.collect(), needed);
         spot.or_else(|| few_shares(room, shares, needed))
@@ -279,7 +279,7 @@ impl Engine {
             let share = self.shares(&pool).key(tenant, used, spot);
             let beyond = leases.into_iter().filter(|(id, _)| !within.contains(id));
             let suspendable = beyond.filter_map(|(id, lease)| {
-                let room = self.room_of(id, lease)?;
+                let way_out = self.way_out_of(id, lease)?;
                 Some(Borrowed {
                     lease: id,
                     tenant: tenant.clone(),
@@ -287,9 +287,9 @@ impl Engine {
                     device_share: lease.share(),
                     passed: lease.passed.clone(),
                     is_spot: lease.is_spot,
-                    suspendable_at: room.from,
-                    ends: room.ends,
-                    share,
+                    suspendable_at: way_out.from,
+                    ends: way_out.ends,
+                    tenant_share: share,
                     granted_at: lease.granted_at,
                 })
             });
@@ -337,7 +337,7 @@ impl Engine {
     }
 
     /// Returns how a lease that runs could give its devices to others, if it could.
-    fn room_of(&self, id: LeaseId, lease: &Lease) -> Option<Room> {
+    fn way_out_of(&self, id: LeaseId, lease: &Lease) -> Option<WayOut> {
         let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
         let is_attached = self.attached_owner(id).is_some();
         let from = lease.running_since + self.options.min_run_time;
@@ -349,7 +349,7 @@ impl Engine {
             (false, true) if is_attached => (from, true),
             _ => return None,
         };
-        Some(Room { from, ends })
+        Some(WayOut { from, ends })
     }
 
     /// Returns what devices must be like for leases to go on that wait and come before all requests.
@@ -422,7 +422,7 @@ impl Borrowed {
 /// Returns the fewest of these leases that have `missing` useful devices together, which all have.
 fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
     candidates.sort_by_key(|victim| {
-        let by_merit = (Reverse(victim.share), Reverse(victim.granted_at));
+        let by_merit = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
         let size = (victim.useful, victim.leases.len(), victim.all);
         (size, by_merit, victim.leases.clone())
     });
@@ -455,7 +455,7 @@ mod tests {
             useful: *count,
             all: *count,
             is_spot: false,
-            share: share.to_bits(),
+            tenant_share: share.to_bits(),
             granted_at: at(*granted_at),
         });
         let chosen = fewest(victims.collect(), missing);
@@ -492,7 +492,7 @@ mod tests {
             useful: 1,
             all,
             is_spot: false,
-            share: 0,
+            tenant_share: 0,
             granted_at: at(0),
         };
         assert_eq!(fewest(vec![victim(1, 8), victim(2, 1)], 1), [LeaseId(2)]);

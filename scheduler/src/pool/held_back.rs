@@ -1,5 +1,5 @@
-//! The devices that are held back for leases and requests: free ones that need more than these, and devices of
-//! which others have shares for those that need another share.
+//! The devices that are held back for leases and requests: free devices for those that need more than these, and
+//! devices of which others have shares for those that need a share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

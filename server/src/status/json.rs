@@ -36,7 +36,7 @@ struct Device<'a> {
     leased: bool,
     /// What leases have shares of; null if none has a share.
     shared: Option<Shared>,
-    /// Whether the device's last lease has ended but the worker has not released it yet.
+    /// Whether the worker has not released the device, or a share of it, from a lease that has ended.
     ending: bool,
     /// Why the worker cannot offer the device; null if it can.
     out_of_service: Option<&'a str>,
