@@ -101,6 +101,11 @@ pub(crate) enum AdmissionError {
     Expired { lease: LeaseId, seconds: u64 },
 }
 
+/// Returns the lane of a grant. Does not check the grant's share.
+pub(crate) fn lane_of(granted: &DeviceGrant) -> u32 {
+    granted.share.map_or(WHOLE_LANE, |share| share.lane)
+}
+
 /// Returns what a lane is, for people.
 fn part(lane: u32) -> String {
     match lane {
@@ -205,12 +210,11 @@ impl Admission {
         }
     }
 
-    /// Records that all grants of a device's lane up to this one have ended. `ended` names the lane
-    /// by its share, of which nothing else counts.
+    /// Records that all grants of a device's lane up to this one have ended. Of the share of
+    /// `ended`, only the lane is used.
     pub(crate) fn end(&mut self, ended: &DeviceGrant) {
         if let Some(known) = self.devices.get_mut(&ended.device_index) {
-            let lane = ended.share.map_or(WHOLE_LANE, |share| share.lane);
-            known.end(lane, number(ended.grant));
+            known.end(lane_of(ended), number(ended.grant));
         }
     }
 

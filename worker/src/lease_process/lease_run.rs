@@ -28,7 +28,7 @@ use super::{
     snapshots::{LeftSnapshots, SnapshotMessage, SnapshotSender},
 };
 use crate::{
-    admission::WHOLE_LANE,
+    admission::lane_of,
     blobs::shared::{Segment, SharedBlobs},
     collective::CollectiveSettings,
     connection,
@@ -122,6 +122,8 @@ impl LeaseRun {
             epoch: start.epoch,
             snapshots: left_snapshots.clone(),
         };
+        let lanes = start.granted.grants.iter();
+        let lanes = lanes.map(|granted| (granted.device_index, lane_of(granted)));
         let settings = RegistrySettings {
             worker_id: WorkerId(start.worker_id),
             worker_name: start.worker_name.into(),
@@ -137,7 +139,7 @@ impl LeaseRun {
             runtime: Handle::current(),
             op_records: indices.into_iter().zip(op_records).collect(),
             turns: turns.clone(),
-            lanes: start.granted.grants.iter().map(lane).collect(),
+            lanes: lanes.collect(),
             snapshot_stores: (snapshot_bytes > 0).then_some(snapshot_stores),
         };
         let registry = Arc::new(Registry::new(opened, settings).map_err(|e| e.to_string())?);
@@ -290,12 +292,6 @@ impl LeaseRun {
         let used = report(&self.registry, self.lease);
         channel.send(Event::Used(used)).await
     }
-}
-
-/// Returns the device of a grant, and the lane of it.
-fn lane(grant: &DeviceGrant) -> (u32, u32) {
-    let lane = grant.share.map_or(WHOLE_LANE, |share| share.lane);
-    (grant.device_index, lane)
 }
 
 fn turn_event(device: u32, message: TurnMessage) -> Event {

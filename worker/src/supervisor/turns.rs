@@ -2,10 +2,10 @@
 //!
 //! A pure state machine. A process requests the device's turn when it has work, and keeps the
 //! turn until another process wants it: as long as nobody else does, a turn costs no message.
-//! Once another process has requested the turn, the holder is to return it when it has no work. It
-//! gets a request to return it at once, which it does after its current time slice, when it has had
-//! the turn for [`MIN_TURN`] and its [virtual time](virtual_time) has passed that of a lease that
-//! waits. A turn that is free goes to the lease with the smallest virtual time. The process of a
+//! Once another process has requested the turn, the worker tells the holder to return the turn when
+//! the holder has no work. When the holder has had the turn for [`MIN_TURN`], and its [virtual
+//! time](virtual_time) has passed that of a lease that waits, the worker revokes the turn: the holder
+//! returns it after its current time slice. A turn that is free goes to the lease with the smallest virtual time. The process of a
 //! holder that does not return the turn in time is killed.
 //!
 //! So if leases always have work, the times that they have had the device, divided by their weights,
