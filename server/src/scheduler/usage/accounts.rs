@@ -17,6 +17,10 @@ use crate::scheduler::access::UnixMillis;
 /// for longer and then reports again is counted twice, from the grant on.
 const SILENCE_MS: u64 = MAX_SPAN_MS;
 
+/// How much later than other work the last work before a report may be reported: the process of a lease
+/// reports to its worker four times a second, and may wait for a core.
+const MAX_UNREPORTED_US: u64 = 2_000_000;
+
 /// Most grants of a worker. Beyond that, the one with the oldest report is forgotten: more than a worker
 /// has and remembers.
 const MAX_PER_WORKER: usize = 8192;
@@ -67,6 +71,9 @@ pub(super) struct Account {
     pub(super) counted: Amount,
     /// When that was, in milliseconds since 1970.
     pub(super) counted_at: u64,
+    /// Time before that in which the device may have worked for the grant without a report that says
+    /// so yet, in microseconds: at most [`MAX_UNREPORTED_US`].
+    pub(super) unreported_us: u64,
     /// If the grant is released: the number of the changes that have its final report.
     pub(super) ended_in: Option<u64>,
 }
@@ -170,6 +177,7 @@ impl Accounts {
             kind: kind.into(),
             counted: Amount::default(),
             counted_at: now.0,
+            unreported_us: 0,
             ended_in: None,
         };
         self.insert(now, key, account, changes);
@@ -217,8 +225,9 @@ impl Accounts {
             let account = Account {
                 subject,
                 kind: kind.into(),
-                counted: amount.since(&amount.at_most_in(age_ms)),
+                counted: amount.since(&amount.at_most_in(age_ms, 0)),
                 counted_at: now.0.saturating_sub(age_ms),
+                unreported_us: 0,
                 ended_in: None,
             };
             self.insert(now, key, account, changes);
@@ -227,7 +236,14 @@ impl Accounts {
             return false;
         };
         let elapsed_ms = now.0.saturating_sub(account.counted_at);
-        let added = amount.since(&account.counted).at_most_in(elapsed_ms);
+        let added = amount
+            .since(&account.counted)
+            .at_most_in(elapsed_ms, account.unreported_us);
+        account.unreported_us = account
+            .unreported_us
+            .saturating_add(elapsed_ms.saturating_mul(1000))
+            .saturating_sub(added.busy_us)
+            .min(MAX_UNREPORTED_US);
         let has_ended = is_final && account.ended_in.is_none();
         if added.is_zero() && !has_ended {
             // A device without work needs no write, and is not forgotten.

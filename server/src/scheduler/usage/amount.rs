@@ -56,8 +56,9 @@ impl Amount {
     }
 
     /// Returns this, limited to what can be used of one device in a time. A 64th more is possible, as
-    /// clocks differ.
-    pub(super) fn at_most_in(&self, elapsed_ms: u64) -> Self {
+    /// clocks differ. The device may have worked for `unreported_us` before that time, which no earlier
+    /// report has told.
+    pub(super) fn at_most_in(&self, elapsed_ms: u64, unreported_us: u64) -> Self {
         // The time may have been rounded down.
         let most_ms = elapsed_ms.saturating_add(elapsed_ms / 64 + 1);
         let at_rate = |per_s: u64| {
@@ -66,7 +67,7 @@ impl Amount {
         };
         let most = Self {
             held_us: at_rate(1_000_000),
-            busy_us: at_rate(1_000_000),
+            busy_us: at_rate(1_000_000).saturating_add(unreported_us),
             // The sums of this are long enough for any report.
             byte_seconds: u128::MAX,
             moved_bytes: at_rate(MAX_MOVED_PER_S),

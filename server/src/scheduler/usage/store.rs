@@ -398,6 +398,7 @@ fn account(record: AccountRecord) -> Account {
         kind: record.kind.into(),
         counted: record.counted,
         counted_at: record.counted_at,
+        unreported_us: 0,
         // What is on disk is recorded.
         ended_in: record.is_ended.then_some(0),
     }

@@ -88,6 +88,48 @@ fn delayed_reports_are_made_up_for() {
     assert!(busy_us > 30_000_000, "{busy_us}");
 }
 
+/// A process reports to its worker four times a second, so a worker's report may lack the last work, and the
+/// next one, with all of it, may follow at once.
+#[test]
+fn work_that_one_report_lacks_counts_with_the_next() {
+    let subject = || lease_of("red");
+    for is_final in [true, false] {
+        let (mut accounts, mut changes) = (Accounts::new(BTreeMap::new()), numbered(1));
+        let start = lease_of("red").unwrap();
+        accounts.begin(after(0), key(0, 1), start, "flex", &mut changes);
+        for (at_ms, busy_ms) in [(1000, 1000), (2000, 1750), (2990, 2740), (3000, 3000)] {
+            let reported = Reported {
+                amount: Amount::of_device(busy_ms * 1000),
+                is_final: is_final && at_ms == 3000,
+            };
+            let (at, changes) = (after(at_ms), &mut changes);
+            accounts.observe(at, key(0, 1), reported, "flex", subject, changes);
+        }
+        assert_eq!(total(&changes.sums).busy_us, 3_000_000);
+    }
+}
+
+/// A grant that was idle for long cannot have worked since for more than that.
+#[test]
+fn idle_time_makes_no_false_report_possible() {
+    let (mut accounts, mut changes) = (Accounts::new(BTreeMap::new()), numbered(1));
+    let mut busy_us = |at_ms: u64, busy_ms: u64| {
+        let (subject, changes) = (|| lease_of("red"), &mut changes);
+        let reported = Reported {
+            amount: Amount::of_device(busy_ms * 1000),
+            is_final: false,
+        };
+        accounts.observe(after(at_ms), key(0, 1), reported, "flex", subject, changes);
+        total(&changes.sums).busy_us
+    };
+    busy_us(0, 0);
+    assert_eq!(busy_us(3_600_000, 0), 0);
+    let counted = busy_us(3_610_000, 1_000_000);
+    // Ten seconds, two before that, and a 64th of the ten.
+    assert_eq!(counted, 12_157_000);
+    assert_eq!(busy_us(3_610_000, 1_000_000), counted + 1000);
+}
+
 #[test]
 fn accounts_of_all_workers_are_bounded_and_the_silent_ones_go_first() {
     let (mut accounts, mut changes) = (Accounts::new(BTreeMap::new()), numbered(1));
