@@ -127,11 +127,9 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// [`usage`](Self::usage).
     fn query_memory(&self);
 
-    /// Returns the usage of each device, in order.
-    fn usage(&self) -> Vec<DeviceUsage>;
-
-    /// Returns what leases have used of the devices.
-    fn lease_usage(&self) -> Vec<GrantUsage>;
+    /// Returns the usage of each device, in order, and what leases have used of the devices, both up to
+    /// the same moment.
+    fn usage(&self) -> (Vec<DeviceUsage>, Vec<GrantUsage>);
 
     /// Forgets what was used by these grants, which are released.
     fn usage_recorded(&self, grants: &[DeviceGrant]);

@@ -273,13 +273,14 @@ impl Registration {
     }
 
     fn heartbeat(&self) -> Heartbeat {
+        let (usage, leases) = self.host.usage();
         Heartbeat {
-            usage: self.host.usage(),
+            usage,
             out_of_service: self.host.out_of_service(),
             kept: self.host.kept_leases(),
             interrupted: self.host.interrupted_leases(),
             in_store: self.host.leases_in_store().iter().map(|it| it.0).collect(),
-            leases: self.host.lease_usage(),
+            leases,
             idle: self.host.idle_leases(),
         }
     }

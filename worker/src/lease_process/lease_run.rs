@@ -417,10 +417,11 @@ fn live_bytes(report: &Report) -> u64 {
 
 fn report(registry: &Registry, lease: LeaseId) -> Report {
     let (steps, is_busy) = registry.activity();
+    let now = std::time::Instant::now();
     Report {
-        used: registry.used_by(lease),
+        used: registry.used_by(lease, now),
         live_sessions: registry.live_session_count() as u32,
-        usage: registry.usage_by_device(),
+        usage: registry.usage_by_device(now),
         out_of_service: registry.out_of_service(),
         steps,
         is_busy,

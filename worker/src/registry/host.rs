@@ -123,17 +123,14 @@ impl LeaseHost for Registry {
         self.device_slots.iter().filter_map(out).collect()
     }
 
-    fn usage(&self) -> Vec<DeviceUsage> {
-        self.usage_by_device().into_values().collect()
-    }
-
-    fn lease_usage(&self) -> Vec<GrantUsage> {
+    fn usage(&self) -> (Vec<DeviceUsage>, Vec<GrantUsage>) {
         let now = Instant::now();
         let held = lock(&self.usage).held();
         for (lease, device) in held {
             self.count(now, lease, device);
         }
-        lock(&self.usage).usage(now)
+        let devices = self.usage_by_device(now).into_values();
+        (devices.collect(), lock(&self.usage).usage(now))
     }
 
     fn usage_recorded(&self, grants: &[DeviceGrant]) {
@@ -159,9 +156,8 @@ impl Registry {
         (steps, sessions.iter().any(|session| !session.is_idle()))
     }
 
-    /// Returns the usage of each device, by its index.
-    pub(crate) fn usage_by_device(&self) -> BTreeMap<u32, DeviceUsage> {
-        let now = Instant::now();
+    /// Returns the usage of each device up to `now`, by its index.
+    pub(crate) fn usage_by_device(&self, now: Instant) -> BTreeMap<u32, DeviceUsage> {
         let usage = |(&index, device_slot): (&u32, &DeviceSlot)| {
             let usage = DeviceUsage {
                 sessions: 0,
@@ -188,8 +184,8 @@ impl Registry {
     pub(crate) fn used_by(
         &self,
         lease: LeaseId,
+        now: Instant,
     ) -> BTreeMap<u32, tensord_proto::v1::UsageCounters> {
-        let now = Instant::now();
         let devices = self.device_slots.iter();
         let used = devices.map(|(&index, device)| (index, device.used_by(lease, now).used));
         used.collect()

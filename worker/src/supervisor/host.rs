@@ -249,7 +249,7 @@ impl LeaseHost for Supervisor {
         self.broadcast(&Task::QueryMemory(Empty {}));
     }
 
-    fn usage(&self) -> Vec<DeviceUsage> {
+    fn usage(&self) -> (Vec<DeviceUsage>, Vec<GrantUsage>) {
         let mut usage = vec![DeviceUsage::default(); self.devices.len()];
         for lease in lock(&self.leases).values() {
             for (&device, reported) in &lock(&lease.report).usage {
@@ -262,11 +262,7 @@ impl LeaseHost for Supervisor {
         for (device, usage) in (0..).zip(&mut usage) {
             usage.busy_us = ledger.device_busy_us(device);
         }
-        usage
-    }
-
-    fn lease_usage(&self) -> Vec<GrantUsage> {
-        lock(&self.usage).usage(Instant::now())
+        (usage, ledger.usage(Instant::now()))
     }
 
     fn usage_recorded(&self, grants: &[DeviceGrant]) {
