@@ -112,8 +112,8 @@ impl DeviceLanes {
         self.here.has(lane).then_some(state)
     }
 
-    /// Records a grant, unless a later one is known. Returns the leases that have lost the device
-    /// by it.
+    /// Records a grant, which gives the lease the device unless a later one is known. Returns the
+    /// leases that have lost the device by it.
     pub(super) fn granted(
         &mut self,
         lease: LeaseId,
@@ -121,19 +121,23 @@ impl DeviceLanes {
         share: Option<DeviceShare>,
     ) -> Vec<LeaseId> {
         let lane = share::lane(share);
-        if self.lane(lane).is_none_or(|state| grant <= state.latest) {
+        let Some(known) = self.lane(lane) else {
             return Vec::new();
-        }
+        };
         self.see(lane);
         self.see(WHOLE_LANE);
+        // A grant of the whole device ends earlier shares also if it is outdated itself, as a later
+        // share of another lane is known.
         let ends = |of: u32| lane == WHOLE_LANE || of == lane || of == WHOLE_LANE;
         let ended = self.lanes.iter_mut().filter(|(of, _)| ends(**of));
         let ended = ended.filter_map(|(_, state)| state.end_before(grant));
         let ended: Vec<_> = ended.collect();
         if lane == WHOLE_LANE {
-            self.latest_whole = grant;
+            self.latest_whole = self.latest_whole.max(grant);
         }
-        if let Some(state) = self.lanes.get_mut(&lane) {
+        if grant > known.latest
+            && let Some(state) = self.lanes.get_mut(&lane)
+        {
             state.grant_state = GrantState::InUse(lease, share);
         }
         ended

@@ -36,6 +36,23 @@ fn leases_have_a_device_together_only_in_lanes_of_their_own() {
     assert_eq!(admission.check(all), Ok(()));
 }
 
+/// The grant of the whole device is seen after a later share of another lane.
+#[test]
+fn an_outdated_grant_of_the_whole_device_ends_earlier_shares() {
+    let mut admission = admission(1);
+    let (first, late, second) = (
+        share_claim(20, 0, 1, 2),
+        claim(30, 0, 5),
+        share_claim(40, 0, 2, 7),
+    );
+    admission.granted(first);
+    assert_eq!(admission.granted(second), []);
+    assert_eq!(admission.granted(late), [LeaseId(20)]);
+    assert!(is_superseded(admission.check(first)));
+    assert!(is_superseded(admission.check(late)));
+    assert_eq!(admission.check(second), Ok(()));
+}
+
 #[test]
 fn ends_are_of_one_lane() {
     let mut admission = admission(1);
