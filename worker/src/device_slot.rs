@@ -193,6 +193,7 @@ impl DeviceSlot {
             overdue: overdue.into_iter().next(),
             has_failed: self.device_context.signals.take_failure(),
             has_thread: self.executor.has_thread(),
+            waits_for_turn: self.executor.waits_for_turn(),
             probe_result: lock(&self.probe_result).clone(),
         };
         let (outcome, out_of_service) = {

@@ -113,6 +113,11 @@ impl DeviceTurn {
         self.worker.is_some()
     }
 
+    /// Returns whether a request for the turn is on its way.
+    pub(crate) fn is_requested(&self) -> bool {
+        lock(&self.state).is_requested
+    }
+
     /// Returns what the worker wants. Locks nothing.
     pub(crate) fn demand(&self) -> Demand {
         match self.demand.load(Ordering::Acquire) {

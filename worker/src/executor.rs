@@ -274,6 +274,11 @@ impl<S> Executor<S> {
         let thread = lock(&self.thread);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
+
+    /// Returns whether the device's turn is requested and has not come yet.
+    pub(crate) fn waits_for_turn(&self) -> bool {
+        self.queue.turn.is_requested()
+    }
 }
 
 impl<S> Drop for Executor<S> {

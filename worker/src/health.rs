@@ -40,6 +40,8 @@ pub(crate) struct Observation {
     pub(crate) has_failed: bool,
     /// Whether the executor's thread is still running.
     pub(crate) has_thread: bool,
+    /// Whether the executor waits while another process uses the device.
+    pub(crate) waits_for_turn: bool,
     /// Number and result of the latest test op that completed.
     pub(crate) probe_result: Option<(u64, Result<(), String>)>,
 }
@@ -168,7 +170,10 @@ impl Health {
                 match probe_result.filter(|(number, _)| *number == self.probe_count) {
                     None => {
                         self.state = HealthState::Probing(leases);
-                        if self
+                        if observation.waits_for_turn {
+                            // The time of other processes does not count.
+                            self.probed_at = Some(now);
+                        } else if self
                             .probed_at
                             .is_some_and(|began| now >= began + PROBE_TIMEOUT)
                         {

@@ -254,6 +254,25 @@ fn probe_result_from_before_a_stuck_op_is_ignored() {
 }
 
 #[test]
+fn time_of_other_processes_does_not_count_for_a_probe() {
+    let waiting = Observation {
+        waits_for_turn: true,
+        ..idle()
+    };
+    let mut health = ended();
+    check(
+        &mut health,
+        &[
+            (0, idle(), outcome_with(&[DeviceAction::Probe(1)], false)),
+            (15_000, waiting.clone(), HealthUpdate::default()),
+            (30_000, waiting, HealthUpdate::default()),
+            (49_999, idle(), HealthUpdate::default()),
+            (50_000, idle(), outcome_with(&[], true)),
+        ],
+    );
+}
+
+#[test]
 fn failed_backend_is_probed_periodically() {
     let failed = Observation {
         has_failed: true,
