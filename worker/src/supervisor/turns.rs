@@ -28,6 +28,11 @@ use self::virtual_time::{Accounts, time_of};
 /// device and a switch of the driver's context.
 pub(super) const MIN_TURN: Duration = crate::executor::QUANTUM;
 
+/// By how much the worker may be late to see that a turn was not returned in time. If it is later, it
+/// has been stopped or had no core, and waits for as long again before it kills the process: the turn may
+/// have been returned, in a message that the worker has yet to read.
+const MAX_LATENESS: Duration = Duration::from_secs(1);
+
 /// What the supervisor is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnAction {
@@ -207,6 +212,11 @@ impl DeviceTurns {
                 Some(TurnAction::Revoke(holder.lease, device))
             }
             HolderState::Wanted if is_new => Some(TurnAction::Want(holder.lease, device)),
+            HolderState::Revoked { kill_at } if now >= kill_at + MAX_LATENESS => {
+                let kill_at = now + MAX_LATENESS;
+                holder.state = HolderState::Revoked { kill_at };
+                None
+            }
             HolderState::Revoked { .. } if is_due => {
                 holder.state = HolderState::Killed;
                 Some(TurnAction::Kill(holder.lease, device))

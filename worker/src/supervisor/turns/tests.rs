@@ -180,6 +180,19 @@ fn holder_that_keeps_a_turn_is_killed_and_the_turn_goes_on() {
     assert_eq!(turns.forget(start + 11 * TIMEOUT, B), []);
 }
 
+/// The turn may have been returned while the worker itself was stopped.
+#[test]
+fn a_worker_that_was_stopped_reads_its_messages_before_it_kills() {
+    let (mut turns, start) = (Turns::new(TIMEOUT), Instant::now());
+    let hour = Duration::from_secs(3600);
+    turns.request(start, A, 0, 500);
+    turns.request(start, B, 0, 500);
+    assert_eq!(turns.tick(start + ms(5)), [Revoke(A, 0)]);
+    assert_eq!(turns.tick(start + hour), []);
+    assert_eq!(turns.next_deadline(), Some(start + hour + MAX_LATENESS));
+    assert_eq!(turns.tick(start + hour + MAX_LATENESS), [Kill(A, 0)]);
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Request(u64, u32),
