@@ -58,6 +58,7 @@ mod table;
 mod turn_clock;
 mod turns;
 mod unrouted;
+mod upload_queue;
 
 use std::{
     collections::HashMap,

@@ -12,24 +12,21 @@ use tensord_proto::{
     ids::{LeaseId, SessionId},
     text::{MESSAGE_CHARS, sanitize},
 };
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::sync::watch;
 use tracing::debug;
 
 use super::{
     Supervisor,
-    kept_uploads::{Added, KeptSegment},
     lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
     process::Process,
     restarts::Restarts,
     snapshot_copies::SnapshotCopies,
     snapshots::{Refused, SnapshotBounds, SnapshotFiles},
+    upload_queue::UploadQueue,
 };
 use crate::{
-    blobs::shared::{Segment, SegmentError},
     locks::lock,
-    process_message::{
-        Event, KeptUploads, PassedConnection, Report, SnapshotInfo, SnapshotKept, Task,
-    },
+    process_message::{Event, PassedConnection, Report, SnapshotInfo, SnapshotKept, Task},
 };
 
 /// Most segments of kept uploads that a process gets: each is an open file of the worker until
@@ -85,6 +82,7 @@ impl ProcessRun<'_> {
         for task in first {
             self.send(process, task).await?;
         }
+        let mut uploads_sent = UploadQueue::new(supervisor, self.tenant.clone());
         loop {
             tokio::select! {
                 () = killed(&mut queues.kill) => {
@@ -97,18 +95,15 @@ impl ProcessRun<'_> {
                     let task = Task::Connection(PassedConnection { first_datagram });
                     process.send(task, Some(socket)).await?;
                 }
+                kept = uploads_sent.kept() => kept?,
                 kept = self.copies.kept() => {
                     self.send(process, Task::SnapshotKept(kept).into()).await?;
                 }
                 event = process.recv_with() => match event {
                     Some((Event::Uploads(uploads), Some(file))) => {
                         self.segments_sent += 1;
-                        if self.segments_sent > MAX_SEGMENTS_SENT {
-                            continue;
-                        }
-                        tokio::select! {
-                            kept = supervisor.keep_uploads(&self.tenant, uploads, file) => kept?,
-                            () = killed(&mut queues.kill) => return Err(KILLED.into()),
+                        if self.segments_sent <= MAX_SEGMENTS_SENT {
+                            uploads_sent.push(uploads, file);
                         }
                     }
                     // The snapshot follows.
@@ -123,9 +118,13 @@ impl ProcessRun<'_> {
                         }
                     }
                     Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
-                    None => return Ok(()),
+                    None => break,
                 },
             }
+        }
+        tokio::select! {
+            kept = uploads_sent.all_kept() => kept,
+            () = killed(&mut queues.kill) => Err(KILLED.into()),
         }
     }
 
@@ -266,48 +265,6 @@ impl ProcessRun<'_> {
             out.reason = reason;
         }
         report
-    }
-}
-
-impl Supervisor {
-    /// Keeps the uploads of a session of `tenant`, and passes them on to the tenant's
-    /// processes. An error is the rule that the sending process broke.
-    async fn keep_uploads(
-        &self,
-        tenant: &str,
-        uploads: KeptUploads,
-        file: OwnedFd,
-    ) -> Result<(), String> {
-        let max_bytes = lock(&self.kept_uploads).capacity_bytes();
-        let verifying =
-            spawn_blocking(move || Segment::verify(file, uploads.sizes_bytes, max_bytes));
-        let (segment, hashes) = match verifying.await.map_err(|e| e.to_string())? {
-            Ok(verified) => verified,
-            Err(SegmentError::Violation) => return Err(SegmentError::Violation.to_string()),
-            Err(e) => {
-                debug!("uploads are not kept: {e}");
-                return Ok(());
-            }
-        };
-        let kept = KeptSegment { segment, hashes };
-        let added = lock(&self.kept_uploads).add(tenant, kept.clone());
-        match added {
-            Added::Refused => return Ok(()),
-            Added::Kept => {}
-            Added::Merge(pair) => {
-                let [one, other] = *pair;
-                let merging = spawn_blocking(move || one.merge(other));
-                if let Ok(Ok(merged)) = merging.await {
-                    lock(&self.kept_uploads).add(tenant, merged);
-                }
-            }
-        }
-        for lease in lock(&self.leases).values() {
-            if lease.tenant == tenant {
-                lease.queue(QueuedTask::of_uploads(kept.clone()));
-            }
-        }
-        Ok(())
     }
 }
 
