@@ -27,6 +27,8 @@ pub(super) struct VictimResult {
     /// A turn of the neighbour.
     turn: Summary,
     pub(super) ratio: Summary,
+    /// The same, in proportion to the 99th percentile alone.
+    pub(super) to_p99: Summary,
     products: usize,
 }
 
@@ -50,6 +52,7 @@ impl VictimResult {
             "beside_p99_ms": round(self.beside_p99.median),
             "turn_ms": round(self.turn.median),
             "ratio_quartiles": [round(self.ratio.q1), round(self.ratio.q3)],
+            "ratio_to_p99_alone": round(self.to_p99.median),
             "products": self.products,
         })
     }
@@ -92,11 +95,14 @@ pub(super) fn measure_victims(context: &Context, step: Step) -> Result<VictimRes
         });
     }
     let turn_ms = |alone: StepTimes| MIN_TURN_MS + alone.median / step.products as f64;
-    let ratios = runs.iter().map(|&(alone, beside)| {
-        let due = alone.median / VICTIM_SHARE;
-        ratio(beside.p99 - turn_ms(alone), due).context("a step takes time")
-    });
-    let ratios = ratios.collect::<Result<Vec<_>>>()?;
+    let ratios = |alone_ms: &dyn Fn(StepTimes) -> f64| {
+        let ratios = runs.iter().map(|&(alone, beside)| {
+            let due = alone_ms(alone) / VICTIM_SHARE;
+            ratio(beside.p99 - turn_ms(alone), due).context("a step takes time")
+        });
+        let ratios = ratios.collect::<Result<Vec<_>>>()?;
+        Summary::of(&ratios).context("there are runs")
+    };
     let summary = |value: &dyn Fn(StepTimes, StepTimes) -> f64| {
         let values: Vec<_> = runs
             .iter()
@@ -110,7 +116,8 @@ pub(super) fn measure_victims(context: &Context, step: Step) -> Result<VictimRes
         beside: summary(&|_, beside| beside.median)?,
         beside_p99: summary(&|_, beside| beside.p99)?,
         turn: summary(&|alone, _| turn_ms(alone))?,
-        ratio: Summary::of(&ratios).context("there are runs")?,
+        ratio: ratios(&|alone| alone.median)?,
+        to_p99: ratios(&|alone| alone.p99)?,
         products: step.products,
     })
 }
