@@ -1,5 +1,7 @@
 //! Parts of a device, for leases that have it at the same time.
 
+use std::fmt;
+
 use crate::v1;
 
 /// All of a device's time, in thousandths.
@@ -68,9 +70,36 @@ pub fn lane(share: Option<DeviceShare>) -> u32 {
     share.map_or(0, |share| share.lane)
 }
 
+/// A number of thousandths, displayed in percent for people, such as `25 %` or `12.5 %`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent(pub u32);
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 % 10 {
+            0 => write!(f, "{} %", self.0 / 10),
+            tenth => write!(f, "{}.{tenth} %", self.0 / 10),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percent_has_a_decimal_where_it_needs_one() {
+        let cases = [
+            (0, "0 %"),
+            (1, "0.1 %"),
+            (125, "12.5 %"),
+            (250, "25 %"),
+            (WHOLE_PERMILLE, "100 %"),
+        ];
+        for (permille, expected) in cases {
+            assert_eq!(Percent(permille).to_string(), expected);
+        }
+    }
 
     #[test]
     fn a_share_is_less_than_a_device_and_has_a_lane() {

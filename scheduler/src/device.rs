@@ -7,7 +7,7 @@ use std::iter;
 use std::ops::Deref;
 use std::time::Duration;
 
-use tensord_proto::share::{DeviceShare, WHOLE_PERMILLE};
+use tensord_proto::share::{DeviceShare, Percent, WHOLE_PERMILLE};
 
 /// One accelerator (or CPU) that a worker offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -355,18 +355,6 @@ impl Share {
             permille: self.permille,
             memory_bytes: self.memory_bytes,
             lane,
-        }
-    }
-}
-
-/// A number of thousandths, displayed in percent.
-pub(crate) struct Percent(pub(crate) u32);
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 % 10 {
-            0 => write!(f, "{} %", self.0 / 10),
-            tenth => write!(f, "{}.{tenth} %", self.0 / 10),
         }
     }
 }

@@ -37,11 +37,6 @@ pub(crate) fn thousandths(n: u64) -> String {
     }
 }
 
-/// Formats a part of a whole that is given in thousandths, such as `25 %` or `12.5 %`.
-pub(crate) fn percent(permille: u32) -> String {
-    format!("{} %", thousandths(u64::from(permille) * 100))
-}
-
 /// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -117,10 +112,6 @@ mod tests {
         for (n, expected) in cases {
             assert_eq!(thousandths(n), expected);
         }
-        assert_eq!(
-            [1, 125, 250, 1000].map(percent),
-            ["0.1 %", "12.5 %", "25 %", "100 %"]
-        );
     }
 
     #[test]

@@ -12,13 +12,13 @@ use std::{
 };
 
 use tensord_client::{Lease, LeaseRequest, LeasedDevice, Pool, PoolUrl, Secret};
+use tensord_proto::share::Percent;
 use tracing::info;
 
 use self::error::GatewayError;
 use crate::{
     config::{Demand, GatewayConfig, GatewayToken},
     failure::Failure,
-    human,
     shutdown::Shutdown,
     state::StateDir,
     stdout,
@@ -74,10 +74,7 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
 fn kind_and_worker(device: &LeasedDevice) -> String {
     let place = format!("{} on {}", device.kind, device.worker);
     match device.share() {
-        Some(part) => format!(
-            "{} of {place}",
-            human::percent((1000.0 * part).round() as u32)
-        ),
+        Some(part) => format!("{} of {place}", Percent((1000.0 * part).round() as u32)),
         None => place,
     }
 }

@@ -4,6 +4,7 @@
 use serde::Serialize;
 use tensord_proto::{
     ids::{ClientId, LeaseId},
+    share::Percent,
     v1::{
         EndLeaseRequest, LeaseInfo, LeasePlace, ListLeasesRequest, MoveLeaseRequest,
         ResumeLeaseRequest, ResumedLease, SetPriorityRequest, SuspendLeaseRequest,
@@ -15,7 +16,7 @@ use super::admin::{self, error::AdminError, into_reply, with_token};
 use crate::{
     config::{LeasesAction, LeasesConfig},
     failure::Failure,
-    human, stdout, table,
+    stdout, table,
 };
 
 const HEADER: [&str; 6] = ["LEASE", "TENANT", "TOKEN", "DEVICES", "MOVES", "STATE"];
@@ -237,7 +238,7 @@ pub(super) fn places_text(lease: &LeaseInfo) -> String {
         let devices = format!("{} {}:{}", place.worker, place.kind, devices.join(","));
         match place.share_permille {
             0 => devices,
-            permille => format!("{} of {devices}", human::percent(permille)),
+            permille => format!("{} of {devices}", Percent(permille)),
         }
     };
     let places: Vec<_> = lease.places.iter().map(place).collect();

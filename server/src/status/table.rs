@@ -1,6 +1,7 @@
 //! A pool's status for people: a summary line, and one row per device.
 
 use tensord_proto::{
+    share::Percent,
     text::{MESSAGE_CHARS, NAME_CHARS, sanitize},
     v1::{DeviceStatus, StatusReply, WorkerStatus},
 };
@@ -127,8 +128,8 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
 /// Returns which part of a device leases have, such as `75 % by 2 leases`. If others than the caller's tenant have
 /// some, how many they are is not known: `75 %, of it 25 % by 1 own lease`.
 fn shared_text(status: &DeviceStatus) -> String {
-    let all = human::percent(status.shared_permille);
-    let visible = human::percent(status.visible_permille);
+    let all = Percent(status.shared_permille).to_string();
+    let visible = Percent(status.visible_permille);
     let shares = status.visible_shares as usize;
     match (shares, status.visible_permille == status.shared_permille) {
         (0, _) => all,

@@ -2,6 +2,7 @@
 
 use tensord_proto::{
     ids::LeaseId,
+    share::Percent,
     v1::{DevicesOfLease, NeededDevices, TenantInfo, Waiting},
 };
 
@@ -156,7 +157,7 @@ fn devices_text(needed: &NeededDevices) -> String {
 fn count_text(count: u32, share_permille: u32) -> String {
     match share_permille {
         0 => human::plural(count as usize, "device"),
-        permille => format!("{} of a device", human::percent(permille)),
+        permille => format!("{} of a device", Percent(permille)),
     }
 }
 
