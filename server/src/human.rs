@@ -1,5 +1,10 @@
 //! Formats amounts for people.
 
+use tensord_proto::share::WHOLE_PERMILLE;
+
+/// Thousandths of one.
+const WHOLE: u64 = WHOLE_PERMILLE as u64;
+
 /// Formats bytes in the largest binary unit in which they are at least 1.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -28,11 +33,11 @@ pub(crate) fn exact_bytes(bytes: u64) -> String {
 
 /// Formats a number that is given in thousandths, with the decimals that it needs.
 pub(crate) fn thousandths(n: u64) -> String {
-    match n % 1000 {
-        0 => format!("{}", n / 1000),
+    match n % WHOLE {
+        0 => format!("{}", n / WHOLE),
         part => {
             let decimals = format!("{part:03}");
-            format!("{}.{}", n / 1000, decimals.trim_end_matches('0'))
+            format!("{}.{}", n / WHOLE, decimals.trim_end_matches('0'))
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::Number;
+use tensord_proto::share::WHOLE_PERMILLE;
 
 use crate::failure::Failure;
 
@@ -19,9 +20,10 @@ pub(crate) fn json(value: &impl Serialize) -> String {
 
 /// Returns a number that is given in thousandths for JSON: a whole number where it is one.
 pub(crate) fn thousandths(n: u64) -> Number {
-    let fraction = Number::from_f64(n as f64 / 1000.0);
-    let fraction = fraction.filter(|_| !n.is_multiple_of(1000));
-    fraction.unwrap_or_else(|| (n / 1000).into())
+    let whole = u64::from(WHOLE_PERMILLE);
+    let fraction = Number::from_f64(n as f64 / f64::from(WHOLE_PERMILLE));
+    let fraction = fraction.filter(|_| !n.is_multiple_of(whole));
+    fraction.unwrap_or_else(|| (n / whole).into())
 }
 
 /// Prints `text` as it stands, without adding a newline. A closed pipe, as in

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tensord_client::{Lease, LeaseRequest, LeasedDevice, Pool, PoolUrl, Secret};
-use tensord_proto::share::Percent;
+use tensord_proto::share::{Percent, WHOLE_PERMILLE};
 use tracing::info;
 
 use self::error::GatewayError;
@@ -74,7 +74,10 @@ fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
 fn kind_and_worker(device: &LeasedDevice) -> String {
     let place = format!("{} on {}", device.kind, device.worker);
     match device.share() {
-        Some(part) => format!("{} of {place}", Percent((1000.0 * part).round() as u32)),
+        Some(part) => format!(
+            "{} of {place}",
+            Percent((part * f64::from(WHOLE_PERMILLE)).round() as u32)
+        ),
         None => place,
     }
 }

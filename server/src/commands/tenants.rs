@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Number;
+use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_proto::v1::{
     ChangeTenantRequest, DeviceCounts, KindCount, ListTenantsRequest, RemoveTenantRequest,
     TenantInfo, TenantLimit,
@@ -180,7 +181,7 @@ fn fractions_by_kind(kinds: &[KindCount]) -> BTreeMap<&str, Number> {
 
 /// Returns a number of devices in thousandths.
 fn permille_of(count: &KindCount) -> u64 {
-    1000 * u64::from(count.count) + u64::from(count.permille)
+    u64::from(WHOLE_PERMILLE) * u64::from(count.count) + u64::from(count.permille)
 }
 
 /// Returns the numbers of a message.
