@@ -135,6 +135,7 @@ Examples:
   export TENSORD_URL='...'           the `programs:` line of the scheduler
   tensord gateway --devices 2
   tensord gateway --listen 127.0.0.1:3000 --devices 1 --kind cuda
+  tensord gateway --share 0.25 --kind cuda --memory 4GiB
 
 Programs must present the token in TENSORD_GATEWAY_TOKEN. If that is not set, the gateway
 generates a token and keeps it in the state directory.")]

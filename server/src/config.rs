@@ -168,13 +168,16 @@ pub(crate) struct GatewayConfig {
 }
 
 /// A demand for devices to lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Demand {
     /// The number of devices.
     pub(crate) devices: u32,
+    /// The part of one device, if not whole ones.
+    pub(crate) share: Option<f64>,
     /// The kind of device; any if `None`.
     pub(crate) kind: Option<String>,
-    /// The least memory that each device must have, in bytes.
+    /// The least memory that each device must have, in bytes; of a share, the memory that the lease gets, or 0 for
+    /// the same part of the device's memory.
     pub(crate) memory_bytes: u64,
 }
 

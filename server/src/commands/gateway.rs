@@ -61,13 +61,21 @@ pub(super) async fn run(config: GatewayConfig) -> Result<(), Failure> {
 
 fn lease(url: PoolUrl, demand: &Demand) -> Result<Lease, GatewayError> {
     let pool = Pool::connect_url(url)?;
+    let request = request(demand).on_queued(|position| {
+        info!("waiting for devices: the request is at position {position} of the queue")
+    });
+    Ok(pool.lease(request)?)
+}
+
+/// Returns the request for a lease of `demand`.
+fn request(demand: &Demand) -> LeaseRequest {
     let request = LeaseRequest::devices(demand.devices)
         .kind(demand.kind.clone().unwrap_or_default())
-        .memory_bytes(demand.memory_bytes)
-        .on_queued(|position| {
-            info!("waiting for devices: the request is at position {position} of the queue")
-        });
-    Ok(pool.lease(request)?)
+        .memory_bytes(demand.memory_bytes);
+    match demand.share {
+        Some(part) => request.share(part),
+        None => request,
+    }
 }
 
 /// Returns the kind of `device` and the name of its worker, and which part of it the lease has.
@@ -102,6 +110,26 @@ fn banner(address: SocketAddr, token: &Secret, devices: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_has_the_share_of_the_settings() {
+        let demand = |share| Demand {
+            devices: 1,
+            share,
+            kind: Some("cuda".into()),
+            memory_bytes: 4 << 30,
+        };
+        for share in [None, Some(0.25)] {
+            let request = format!("{:?}", request(&demand(share)));
+            let expected = LeaseRequest::devices(1).kind("cuda").memory_bytes(4 << 30);
+            let expected = match share {
+                Some(part) => expected.share(part),
+                None => expected,
+            };
+            assert_eq!(request, format!("{expected:?}"));
+            assert!(request.contains(&format!("share: {share:?}")), "{request}");
+        }
+    }
 
     #[test]
     fn the_banner_has_the_lines_a_program_needs() {

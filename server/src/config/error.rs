@@ -105,6 +105,16 @@ pub(crate) enum ConfigError {
         "--listen: other hosts can reach {0}, and stock Burn programs connect over ws://, which is not encrypted; listen on 127.0.0.1, or accept plaintext with --allow-plaintext"
     )]
     Plaintext(std::net::SocketAddr),
+    /// A share of several devices was requested.
+    #[error(
+        "--share: {part} with --devices {devices}; a share is a part of one device, so leave --devices out, or --share"
+    )]
+    ShareOfSeveral {
+        /// The part of a device.
+        part: f64,
+        /// The number of devices.
+        devices: u32,
+    },
     /// The gateway's token breaks the rule for tokens.
     #[error("TENSORD_GATEWAY_TOKEN: a token must have {rule}", rule = crate::state::TOKEN_RULE)]
     GatewayToken,

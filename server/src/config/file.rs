@@ -107,12 +107,14 @@ mod tests {
             memory = \"16GiB\"
             [gateway]
             devices = 2
+            share = 1
             allow-plaintext = true
         ";
         let file: File = parse(Path::new("t.toml"), text).unwrap();
         assert_eq!(file.drain_seconds, Some(3));
         assert_eq!(file.up.devices, Some("flex*2".parse().unwrap()));
         assert_eq!(file.gateway.devices, Some(2));
+        assert_eq!(file.gateway.share.map(|share| share.part), Some(1.0));
         assert!(file.gateway.allow_plaintext);
     }
 

@@ -285,13 +285,21 @@ impl Layers<'_> {
         if !listen.ip().is_loopback() && !settings.allow_plaintext {
             return Err(ConfigError::Plaintext(listen));
         }
+        let share = settings.share.filter(|share| share.is_partial());
         let demand = Demand {
             devices: settings.devices.unwrap_or(1),
+            share: share.map(|share| share.part),
             kind: settings.kind.map(|Name(kind)| kind),
             memory_bytes: settings.memory.map_or(0, |memory| memory.size_bytes),
         };
         if demand.devices == 0 {
             return Err(ConfigError::Missing(NO_DEVICES));
+        }
+        if let Some(part) = demand.share.filter(|_| demand.devices > 1) {
+            return Err(ConfigError::ShareOfSeveral {
+                part,
+                devices: demand.devices,
+            });
         }
         let token = match &self.environment.gateway_token {
             Some(token) if state::is_token(token.reveal()) => GatewayToken::Given(token.clone()),

@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[cfg(feature = "demo")]
 use super::values::DeviceCount;
 use super::values::{
-    Devices, Host, Listen, Memory, MemoryOrZero, Name, Period, Seconds, SnapshotStore,
+    Devices, Host, Listen, Memory, MemoryOrZero, Name, Period, Seconds, Share, SnapshotStore,
 };
 
 /// Settings of `up`, a scheduler and a worker in one process: a field for each flag.
@@ -155,10 +155,13 @@ pub(crate) struct GatewaySettings {
     /// Number of devices to lease [default: 1]
     #[arg(long, value_name = "N", env = "TENSORD_GATEWAY_DEVICES")]
     pub(crate) devices: Option<u32>,
+    /// Part of one device to lease, such as 0.25; others have the rest at the same time [default: 1]
+    #[arg(long, value_name = "PART", env = "TENSORD_GATEWAY_SHARE")]
+    pub(crate) share: Option<Share>,
     /// Kind of the devices, such as flex [default: any]
     #[arg(long, value_name = "KIND", env = "TENSORD_GATEWAY_KIND")]
     pub(crate) kind: Option<Name>,
-    /// Memory that each device must have, such as 16GiB [default: any]
+    /// Memory that each device must have, such as 16GiB; with --share, what the lease gets of it [default: any; the same part as --share]
     #[arg(long, value_name = "SIZE", env = "TENSORD_GATEWAY_MEMORY")]
     pub(crate) memory: Option<Memory>,
     /// Allow --listen on an address that other hosts can reach, although ws:// is not encrypted
@@ -305,6 +308,7 @@ impl GatewaySettings {
         Self {
             listen: self.listen.or(fallback.listen),
             devices: self.devices.or(fallback.devices),
+            share: self.share.or(fallback.share),
             kind: self.kind.or(fallback.kind),
             memory: self.memory.or(fallback.memory),
             allow_plaintext: self.allow_plaintext || fallback.allow_plaintext,

@@ -12,6 +12,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_worker::{DeviceSelection, StoreLocation};
 use tracing_subscriber::EnvFilter;
 
@@ -164,6 +165,46 @@ impl FromStr for Memory {
             )),
         }
     }
+}
+
+/// A part of a device that a lease has, such as `0.25`; `1` is the whole device.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub(crate) struct Share {
+    /// More than 0, and at most 1.
+    pub(crate) part: f64,
+}
+
+impl Share {
+    /// Returns whether it is less than a device.
+    pub(crate) fn is_partial(self) -> bool {
+        self.part < 1.0
+    }
+}
+
+impl TryFrom<f64> for Share {
+    type Error = String;
+
+    fn try_from(part: f64) -> Result<Self, String> {
+        let least = 1.0 / f64::from(WHOLE_PERMILLE);
+        let is_share = (least..=1.0).contains(&part);
+        is_share
+            .then_some(Self { part })
+            .ok_or_else(|| no_share(&part.to_string()))
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let part = text.parse::<f64>().map_err(|_| no_share(text))?;
+        Self::try_from(part).map_err(|_| no_share(text))
+    }
+}
+
+fn no_share(value: &str) -> String {
+    format!("{value:?} is not a share of a device: a number from 0.001 to 1, such as 0.25")
 }
 
 /// An amount of memory, or `0` to turn its use off.
@@ -383,6 +424,22 @@ mod tests {
 
     fn refused<T: FromStr<Err = String> + fmt::Debug>(text: &str) -> String {
         text.parse::<T>().unwrap_err()
+    }
+
+    #[test]
+    fn a_share_is_a_part_of_a_device() {
+        for (text, part) in [("0.25", 0.25), ("0.001", 0.001), ("1", 1.0)] {
+            let share: Share = text.parse().unwrap();
+            assert_eq!(share, Share { part });
+            assert_eq!(Share::try_from(part), Ok(share));
+            assert_eq!(share.is_partial(), part < 1.0);
+        }
+        let rule = "is not a share of a device: a number from 0.001 to 1, such as 0.25";
+        for text in ["0", "1.5", "-0.25", "NaN", "25 %", ""] {
+            assert_eq!(refused::<Share>(text), format!("{text:?} {rule}"));
+        }
+        assert_eq!(Share::try_from(1.5).unwrap_err(), format!("\"1.5\" {rule}"));
+        assert!(Share::try_from(f64::NAN).is_err());
     }
 
     #[test]

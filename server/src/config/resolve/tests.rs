@@ -155,6 +155,10 @@ fn invalid_setting_error_is_one_line_that_names_it() {
             "--devices: a lease needs at least 1 device",
         ),
         (
+            "tensord gateway --share 0.25 --devices 2",
+            "--share: 0.25 with --devices 2; a share is a part of one device, so leave --devices out, or --share",
+        ),
+        (
             "tensord status --url-file /nowhere",
             "--url-file: cannot read /nowhere: No such file or directory (os error 2)",
         ),
