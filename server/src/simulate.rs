@@ -19,6 +19,7 @@ pub(crate) mod pool_spec;
 mod recorder;
 pub(crate) mod report;
 mod run;
+mod svg;
 pub(crate) mod timeline;
 pub(crate) mod trace;
 

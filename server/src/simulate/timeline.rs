@@ -2,24 +2,16 @@
 
 use std::fmt::Write;
 
-use super::{metrics::Outcome, recorder::Sample, report::order_name};
+use super::{
+    metrics::Outcome,
+    recorder::Sample,
+    svg::{COLOURS, LEFT, MAX_TENANTS, RIGHT, WIDTH, push_legend, push_text, push_title, start},
+};
 use crate::human;
 
 /// Number of points of each area. The mean over the time of each is drawn.
 const POINTS: usize = 180;
 
-/// Number of tenants with an area of their own: those that had most. All others share one.
-const MAX_AREAS: usize = 7;
-
-/// Colours of the areas, and that of all other tenants at the end (those of Okabe and Ito, "Color Universal
-/// Design", 2008, which colour-blind people can distinguish).
-const COLOURS: [&str; MAX_AREAS + 1] = [
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
-];
-
-const WIDTH: f64 = 900.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
 const CHART_HEIGHT: f64 = 190.0;
 const CHART_TOP: f64 = 70.0;
 const CHART_GAP: f64 = 44.0;
@@ -36,12 +28,7 @@ struct Areas {
 /// Returns a picture of each of these runs of one trace, one below the other, with one axis of time.
 pub(crate) fn svg(outcomes: &[Outcome]) -> String {
     let height = ORDER_HEIGHT * outcomes.len() as f64;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"Devices of tenants over time\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"12\" fill=\"#24292f\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
-    );
+    let mut svg = start(height, "Devices of tenants over time");
     let starts = outcomes.iter().map(|outcome| outcome.start_ms);
     let ends = outcomes.iter().map(|outcome| outcome.end_ms);
     let start_ms = starts.min().unwrap_or_default();
@@ -73,7 +60,7 @@ fn areas(outcome: &Outcome, first: &Outcome, span_ms: u64) -> Areas {
     // One more tenant needs no area for others.
     let own = match by_use.len() <= COLOURS.len() {
         true => by_use.len(),
-        false => MAX_AREAS,
+        false => MAX_TENANTS,
     };
     let mut area_of = vec![own; by_use.len()];
     for (area, tenant) in by_use.iter().take(own).enumerate() {
@@ -126,7 +113,8 @@ fn add(points: &mut [f64], from: f64, to: f64, permille: u64) {
 
 /// Adds the two charts of a run below `top`.
 fn push_order(svg: &mut String, outcome: &Outcome, areas: &Areas, top: f64, span_ms: u64) {
-    push_legend(svg, outcome, areas, top);
+    push_title(svg, outcome, top);
+    push_legend(svg, &areas.names, top);
     let y = top + CHART_TOP;
     let devices = outcome.devices as f64;
     push_text(svg, LEFT, y - 8.0, "start", "devices in use");
@@ -137,41 +125,6 @@ fn push_order(svg: &mut String, outcome: &Outcome, areas: &Areas, top: f64, span
     push_text(svg, LEFT, y - 8.0, "start", "devices waited for");
     push_chart(svg, &areas.waiting, y, round_up(most));
     push_time_axis(svg, y + CHART_HEIGHT, span_ms);
-}
-
-/// Adds the title of a run, and the names of the areas.
-fn push_legend(svg: &mut String, outcome: &Outcome, areas: &Areas, top: f64) {
-    let title = format!(
-        "order {}: {:.1} % of {} devices in use",
-        order_name(outcome.order),
-        100.0 * outcome.utilisation,
-        human::count(outcome.devices)
-    );
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        svg,
-        "<text x=\"{LEFT}\" y=\"{}\" font-size=\"14\" font-weight=\"600\">{title}</text>",
-        top + 20.0
-    );
-    let mut x = LEFT;
-    for (name, colour) in areas.names.iter().zip(COLOURS) {
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{x:.0}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>",
-            top + 29.0
-        );
-        push_text(svg, x + 14.0, top + 38.0, "start", &shortened(name));
-        x += (WIDTH - LEFT - RIGHT) / COLOURS.len() as f64;
-    }
-}
-
-/// Returns a name that fits in the legend.
-fn shortened(name: &str) -> String {
-    const MOST: usize = 12;
-    match name.chars().count() > MOST {
-        true => name.chars().take(MOST - 1).chain(['…']).collect(),
-        false => name.into(),
-    }
 }
 
 /// Adds stacked areas, with an axis up to `most` devices.
@@ -244,12 +197,4 @@ fn push_time_axis(svg: &mut String, bottom: f64, span_ms: u64) {
 fn round_up(most: f64) -> f64 {
     let scale = 10_f64.powf(most.log10().floor());
     (most / scale * 2.0).ceil() / 2.0 * scale
-}
-
-fn push_text(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
-    // Names have letters, digits and - _ . only, so there is nothing to escape.
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>"
-    );
 }
