@@ -175,6 +175,9 @@ fn job(recipe: &Recipe, now: f64, tenant: &str, rng: &mut StdRng) -> Job {
         memory_bytes: 0,
         duration_ms: ((duration * 1000.0) as u64).max(1),
         priority: 0,
+        max_duration_ms: None,
+        is_durable: true,
+        is_spot: false,
     }
 }
 

@@ -1,12 +1,13 @@
 //! The workers and programs of a simulated pool, around the engine.
 //!
-//! Each job is the program of a client of its own, with one durable lease. A worker has the snapshots of its
+//! Each job is the program of a client of its own, with one lease, which is durable unless the trace has another one. A worker has the snapshots of its
 //! leases as soon as they run, and so has each keeper. When an ended lease has left its devices, the run loop
 //! reports it, as that takes time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
+    time::Duration,
 };
 
 use tensord_proto::{
@@ -48,6 +49,8 @@ pub(super) struct Peers {
     workers: BTreeMap<WorkerId, Worker>,
     /// Whether leases can be suspended, so that workers must report their snapshots.
     reports_snapshots: bool,
+    /// The jobs whose leases have no snapshots.
+    not_durable: BTreeSet<usize>,
     /// The workers whose reports have changed.
     to_report: BTreeSet<WorkerId>,
     events: VecDeque<Event>,
@@ -59,7 +62,7 @@ pub(super) struct Peers {
 struct Worker {
     /// The memory of each device, in bytes, and the leases that have it, until they have left it.
     devices: Vec<(u64, Vec<Holder>)>,
-    /// The leases that run.
+    /// The leases that run and have snapshots.
     leases: BTreeMap<LeaseId, bool>,
     /// The keeper of each part of these.
     keepers: BTreeMap<PartId, WorkerId>,
@@ -98,6 +101,7 @@ impl Peers {
         let now = Timestamp::from_millis(start_ms);
         let mut peers = Self {
             reports_snapshots: options.order == RequestOrder::Fair,
+            not_durable: BTreeSet::new(),
             engine: Engine::new(options, 1, now),
             now,
             workers: BTreeMap::new(),
@@ -133,6 +137,9 @@ impl Peers {
 
     /// Has the program of a job request devices.
     pub(super) fn request(&mut self, number: usize, job: &Job) {
+        if !job.is_durable {
+            self.not_durable.insert(number);
+        }
         let attach = ClientEvent::Attach {
             tenant: job.tenant.as_str().into(),
             claims: Vec::new(),
@@ -145,10 +152,13 @@ impl Peers {
                 kind: job.kind.clone(),
                 memory_bytes: job.memory_bytes,
                 share_permille: job.share_permille,
-                durability: Durability::Auto,
+                durability: match job.is_durable {
+                    true => Durability::Auto,
+                    false => Durability::Off,
+                },
                 recover_within: None,
-                max_duration: None,
-                is_spot: false,
+                max_duration: job.max_duration_ms.map(Duration::from_millis),
+                is_spot: job.is_spot,
             },
             priority: job.priority,
             lease: lease_of(number),
@@ -294,6 +304,7 @@ impl Peers {
     /// If other leases have one of the devices, or too much of it, which is a bug of the engine.
     fn start(&mut self, number: usize, devices: &[LeasedDevice]) {
         let lease = lease_of(number);
+        let has_snapshots = self.reports_snapshots && !self.not_durable.contains(&number);
         for device in devices {
             let device_ref = device.device_ref;
             let Some(worker) = self.workers.get_mut(&device_ref.worker) else {
@@ -306,13 +317,13 @@ impl Peers {
                 fits(*memory_bytes, holders),
                 "more than device {device_ref:?} has is granted: {holders:?}"
             );
-            worker.leases.insert(lease, true);
-            if self.reports_snapshots {
+            if has_snapshots {
+                worker.leases.insert(lease, true);
                 self.to_report.insert(device_ref.worker);
             }
         }
         self.notices.push(Notice::Runs(number));
-        if self.reports_snapshots {
+        if has_snapshots {
             let restorable = ClientEvent::Restorable {
                 lease,
                 is_restorable: true,

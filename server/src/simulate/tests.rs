@@ -37,6 +37,9 @@ fn jobs(lines: &[Line<'_>]) -> Vec<Job> {
             memory_bytes: 0,
             duration_ms: duration * 1000,
             priority: 0,
+            max_duration_ms: None,
+            is_durable: true,
+            is_spot: false,
         });
     jobs.collect()
 }
@@ -343,6 +346,35 @@ fn shares_count_by_their_part() {
     assert!(text.contains("\n   0.25  fair      1"), "{text}");
     let json = serde_json::to_value(report::json(std::slice::from_ref(&outcome), 1)).unwrap();
     assert_eq!(json["orders"][0]["gangs"][1]["devices"], 0.5);
+}
+
+#[test]
+fn a_lease_that_is_not_durable_or_spot_or_short_follows_its_rule() {
+    type Change = fn(&mut Job);
+    let usual: Change = |_| {};
+    let spot: Change = |job| job.is_spot = true;
+    let not_durable: Change = |job| job.is_durable = false;
+    let weak: Change = |job| (job.is_durable, job.is_spot) = (false, true);
+    let short: Change = |job| job.max_duration_ms = Some(15_000);
+    // When the first job ends as it should, how often it is suspended, and when the second one begins, in seconds.
+    let cases = [
+        ("usual", usual, (Some(70), 1, 20)),
+        ("spot", spot, (Some(70), 1, 20)),
+        ("not durable", not_durable, (Some(60), 0, 60)),
+        ("spot and not durable", weak, (None, 0, 20)),
+        ("short", short, (None, 0, 20)),
+    ];
+    let guarantee = policy(&[("blue", 1, 1)]);
+    for (name, change, expected) in cases {
+        let mut jobs = jobs(&[(0, "red", 1, 60), (20, "blue", 1, 10)]);
+        change(&mut jobs[0]);
+        let outcome = simulate(&jobs, "1x1:cuda:8GiB", &guarantee, RequestOrder::Fair, 0);
+        let [first, second] = [0, 1].map(|at| &outcome.jobs[at]);
+        let ends = first.done_ms.map(|at| at / 1000);
+        let begins = second.granted_ms.unwrap() / 1000;
+        assert_eq!((ends, first.suspensions, begins), expected, "{name}");
+        assert_eq!(first.failure.is_some(), ends.is_none(), "{name}");
+    }
 }
 
 fn line() -> impl Strategy<Value = Line<'static>> {

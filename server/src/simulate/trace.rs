@@ -6,7 +6,8 @@
 //! 12.5,students,,1,,0.25,,90,5
 //! ```
 //!
-//! Values have no quotes: names have letters, digits and - _ . only.
+//! Values have no quotes: names have letters, digits and - _ . only. The columns of [`MORE_COLUMNS`] may follow,
+//! for jobs whose leases are not the usual ones.
 
 use std::fmt::Write;
 
@@ -20,8 +21,14 @@ use crate::{
 /// The header of a trace: the names of its columns.
 pub(crate) const HEADER: &str = "arrival,tenant,user,devices,kind,share,memory,duration,priority";
 
-/// Number of columns.
+/// The names of the columns that a trace has after those of [`HEADER`], or has not.
+pub(crate) const MORE_COLUMNS: &str = ",max_duration,durable,spot";
+
+/// Number of columns of [`HEADER`].
 const COLUMNS: usize = 9;
+
+/// Number of columns with those of [`MORE_COLUMNS`].
+const ALL_COLUMNS: usize = COLUMNS + 3;
 
 /// The most jobs of a trace: they take some 200 MB.
 pub(crate) const MAX_JOBS: usize = 1_000_000;
@@ -58,6 +65,12 @@ pub(crate) struct Job {
     pub(crate) duration_ms: u64,
     /// Among the requests of one tenant, those with a higher one come first.
     pub(crate) priority: i32,
+    /// How long its lease has devices at most, in milliseconds; the pool then ends it.
+    pub(crate) max_duration_ms: Option<u64>,
+    /// Whether its lease can be suspended.
+    pub(crate) is_durable: bool,
+    /// Whether its lease gives its devices to any job that has no spot lease.
+    pub(crate) is_spot: bool,
 }
 
 impl Job {
@@ -65,6 +78,11 @@ impl Job {
     pub(crate) fn permille(&self) -> u64 {
         let of_each = self.share_permille.unwrap_or(WHOLE_PERMILLE);
         u64::from(self.devices) * u64::from(of_each)
+    }
+
+    /// Returns whether a column of [`MORE_COLUMNS`] is not empty.
+    fn is_unusual(&self) -> bool {
+        self.max_duration_ms.is_some() || !self.is_durable || self.is_spot
     }
 }
 
@@ -87,16 +105,21 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Job>, TraceError> {
     let error = |line, problem| TraceError { line, problem };
     let mut lines = (1..).zip(text.lines());
     let (_, header) = lines.next().unwrap_or((1, ""));
-    if header != HEADER {
-        return Err(error(1, format!("the first line must be {HEADER}")));
-    }
+    let columns = match header.strip_prefix(HEADER) {
+        Some("") => COLUMNS,
+        Some(MORE_COLUMNS) => ALL_COLUMNS,
+        _ => {
+            let rule = format!("the first line must be {HEADER}, or that with {MORE_COLUMNS}");
+            return Err(error(1, rule));
+        }
+    };
     let mut jobs = Vec::<Job>::new();
     for (number, line) in lines {
         if jobs.len() == MAX_JOBS {
             let problem = format!("a trace has at most {MAX_JOBS} jobs");
             return Err(error(number, problem));
         }
-        let job = parse_line(line).map_err(|problem| error(number, problem))?;
+        let job = parse_line(line, columns).map_err(|problem| error(number, problem))?;
         if jobs
             .last()
             .is_some_and(|last| last.arrival_ms > job.arrival_ms)
@@ -112,8 +135,14 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Job>, TraceError> {
     }
 }
 
-fn parse_line(line: &str) -> Result<Job, String> {
-    let values: Vec<_> = line.split(',').collect();
+/// Parses the line of a job, in a trace with so many columns.
+fn parse_line(line: &str, columns: usize) -> Result<Job, String> {
+    let mut values: Vec<_> = line.split(',').collect();
+    let count = values.len();
+    if count == columns {
+        // A column that the trace does not have is empty.
+        values.resize(ALL_COLUMNS, "");
+    }
     let Ok(
         [
             arrival,
@@ -125,19 +154,17 @@ fn parse_line(line: &str) -> Result<Job, String> {
             memory,
             duration,
             priority,
+            max_duration,
+            durable,
+            spot,
         ],
-    ) = <[&str; COLUMNS]>::try_from(values.as_slice())
+    ) = <[&str; ALL_COLUMNS]>::try_from(values.as_slice())
     else {
-        let count = values.len();
+        let more = if columns == COLUMNS { "" } else { MORE_COLUMNS };
         return Err(format!(
-            "the line has {count} values; it must have {COLUMNS}: {HEADER}"
+            "the line has {count} values; it must have {columns}: {HEADER}{more}"
         ));
     };
-    let duration_rule = "must be a number of seconds from 0.001 to 31622400";
-    let duration_ms = thousandths("duration", duration, MAX_DURATION_MS, duration_rule)?;
-    if duration_ms == 0 {
-        return Err(wrong("duration", duration, duration_rule));
-    }
     let device_count = device_count(devices)?;
     let arrival_rule = "must be a number of seconds from 0 to 10000000000";
     Ok(Job {
@@ -155,7 +182,7 @@ fn parse_line(line: &str) -> Result<Job, String> {
             "" => 0,
             memory => memory_of(memory)?,
         },
-        duration_ms,
+        duration_ms: duration_of("duration", duration, "must be")?,
         priority: match priority {
             "" => 0,
             priority => {
@@ -165,7 +192,30 @@ fn parse_line(line: &str) -> Result<Job, String> {
                     .map_err(|_| wrong("priority", priority, rule))?
             }
         },
+        max_duration_ms: match max_duration {
+            "" => None,
+            value => Some(duration_of("max_duration", value, "must be empty or")?),
+        },
+        is_durable: !is_set("durable", durable, "off")?,
+        is_spot: is_set("spot", spot, "yes")?,
     })
+}
+
+/// Parses a number of seconds as milliseconds.
+fn duration_of(column: &str, value: &str, must_be: &str) -> Result<u64, String> {
+    let rule = format!("{must_be} a number of seconds from 0.001 to 31622400");
+    match thousandths(column, value, MAX_DURATION_MS, &rule)? {
+        0 => Err(wrong(column, value, &rule)),
+        duration_ms => Ok(duration_ms),
+    }
+}
+
+/// Returns whether a column has `word`; it is empty otherwise.
+fn is_set(column: &str, value: &str, word: &str) -> Result<bool, String> {
+    match value.is_empty() || value == word {
+        true => Ok(!value.is_empty()),
+        false => Err(wrong(column, value, &format!("must be empty or {word}"))),
+    }
 }
 
 fn wrong(column: &str, value: &str, rule: &str) -> String {
@@ -230,7 +280,9 @@ fn thousandths(column: &str, value: &str, max: u64, rule: &str) -> Result<u64, S
 
 /// Returns the trace of these jobs as text.
 pub(crate) fn print(jobs: &[Job]) -> String {
-    let mut text = format!("{HEADER}\n");
+    let has_more = jobs.iter().any(Job::is_unusual);
+    let more = if has_more { MORE_COLUMNS } else { "" };
+    let mut text = format!("{HEADER}{more}\n");
     for job in jobs {
         let kind = job.kind.as_deref().unwrap_or_default();
         let share = job.share_permille.map(|it| human::thousandths(it.into()));
@@ -242,10 +294,18 @@ pub(crate) fn print(jobs: &[Job]) -> String {
         let [arrival, duration] = [job.arrival_ms, job.duration_ms].map(human::thousandths);
         let (tenant, user, devices, priority) = (&job.tenant, &job.user, job.devices, job.priority);
         // Writing to a string does not fail.
-        let _ = writeln!(
+        let _ = write!(
             text,
             "{arrival},{tenant},{user},{devices},{kind},{share},{memory},{duration},{priority}"
         );
+        if has_more {
+            let max_duration = job.max_duration_ms.map(human::thousandths);
+            let max_duration = max_duration.unwrap_or_default();
+            let durable = if job.is_durable { "" } else { "off" };
+            let spot = if job.is_spot { "yes" } else { "" };
+            let _ = write!(text, ",{max_duration},{durable},{spot}");
+        }
+        text.push('\n');
     }
     text
 }
@@ -273,6 +333,9 @@ mod tests {
             memory_bytes: 40 << 30,
             duration_ms: 1500,
             priority: -3,
+            max_duration_ms: None,
+            is_durable: true,
+            is_spot: false,
         };
         let blue = Job {
             arrival_ms: 1000,
@@ -284,10 +347,23 @@ mod tests {
             memory_bytes: 0,
             duration_ms: 9000,
             priority: 0,
+            max_duration_ms: None,
+            is_durable: true,
+            is_spot: false,
         };
         let jobs = parse(&text).unwrap();
         assert_eq!(jobs, [red, blue]);
         assert_eq!(parse(&print(&jobs)).unwrap(), jobs);
+        // The columns that may be left out.
+        let text =
+            format!("{HEADER}{MORE_COLUMNS}\n1,red,,1,,,,9,0,,,\n1,red,,1,,,,9,0,12.5,off,yes\n");
+        let jobs = parse(&text).unwrap();
+        let columns = jobs
+            .iter()
+            .map(|job| (job.max_duration_ms, job.is_durable, job.is_spot));
+        let expected = [(None, true, false), (Some(12_500), false, true)];
+        assert_eq!(columns.collect::<Vec<_>>(), expected);
+        assert_eq!(print(&jobs), text);
         // All of a device is no share.
         for whole in ["1", "1.0", "1.000"] {
             let text = format!("{HEADER}\n1,blue,,2,,{whole},,9,\n");
@@ -335,7 +411,25 @@ mod tests {
             refused(""),
             (2, "a trace must have at least one job".into())
         );
-        let expected = format!("the first line must be {HEADER}");
+        let more = [
+            ("9,,,yes", "the line has 11 values; it must have 12: "),
+            (
+                "9,,0,,",
+                "max_duration is \"0\"; it must be empty or a number of seconds from 0.001 to 31622400",
+            ),
+            (
+                "9,,x,,",
+                "max_duration is \"x\"; it must be empty or a number of seconds from 0.001 to 31622400, with",
+            ),
+            ("9,,,on,", "durable is \"on\"; it must be empty or off"),
+            ("9,,,,1", "spot is \"1\"; it must be empty or yes"),
+        ];
+        for (end, expected) in more {
+            let text = format!("{HEADER}{MORE_COLUMNS}\n1,red,,1,,,,{end}\n");
+            let error = parse(&text).unwrap_err();
+            assert!(error.problem.starts_with(expected), "{end}: {error}");
+        }
+        let expected = format!("the first line must be {HEADER}, or that with {MORE_COLUMNS}");
         assert_eq!(parse("1,red,,1,,,,9,").unwrap_err().to_string(), expected);
     }
 }
