@@ -3,7 +3,7 @@
 //! ```text
 //! trace, generator ─► jobs ─┐
 //! pool_spec ─► workers ─────┼─► run ─► recorder ─► outcome ─► report (text and JSON)
-//! policy, order ────────────┘  (peers: workers and programs)  └─► timeline (SVG)
+//! policy, order ────────────┘  (peers: workers and programs)  └─► timeline, gantt (SVG)
 //! ```
 //!
 //! All is pure: times come from the trace, randomness from a seed. So the same input gives the same output.
@@ -12,15 +12,17 @@
 //! message takes time, and a worker has the snapshots of its leases at once, so a suspended job goes on where
 //! it was. A job is the durable lease of a program that stays connected.
 
+mod gantt;
 pub(crate) mod generator;
 mod metrics;
 mod peers;
+mod pieces;
 pub(crate) mod pool_spec;
 mod recorder;
 pub(crate) mod report;
 mod run;
 mod svg;
-pub(crate) mod timeline;
+mod timeline;
 pub(crate) mod trace;
 
 #[cfg(test)]
@@ -28,3 +30,15 @@ mod tests;
 
 pub(crate) use metrics::Outcome;
 pub(crate) use run::{Setup, run};
+
+use self::{pool_spec::PoolSpec, trace::Job};
+
+/// Returns a picture of each of these runs of one trace as SVG, one below the other: of a small pool, each job on its
+/// devices, and else how many devices each tenant has.
+pub(crate) fn picture(outcomes: &[Outcome], jobs: &[Job], pool: &PoolSpec) -> String {
+    let devices: usize = pool.workers().map(|devices| devices.len()).sum();
+    match pieces::are_kept(devices as u64, jobs.len()) {
+        true => gantt::svg(outcomes, jobs, &pool.device_names()),
+        false => timeline::svg(outcomes),
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) struct SimulateArgs {
     /// Time from the end of a job, or its suspension, until its devices are free; 0s for at once
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(crate) release: Period,
-    /// File for a picture of the devices of each tenant over time
+    /// File for a picture: each job on its devices, up to 16 devices and 100 jobs; else the devices of each tenant over time
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     /// Print JSON instead of tables

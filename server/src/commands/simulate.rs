@@ -14,7 +14,7 @@ use crate::{
     failure::Failure,
     human,
     simulate::{
-        Outcome, Setup, generator, report, run as simulate, timeline,
+        Outcome, Setup, generator, picture, report, run as simulate,
         trace::{self, Job},
     },
     stdout,
@@ -46,13 +46,26 @@ fn execute(config: SimulateConfig) -> Result<(), Failure> {
         }
         SimulateConfig::Run(config) => config,
     };
-    let SimulationConfig { pool, policy, .. } = &config;
     let jobs = read(&config.trace)?;
+    let outcomes = outcomes(&config, &jobs);
+    if let Some(path) = &config.svg {
+        let written = fs::write(path, picture(&outcomes, &jobs, &config.pool));
+        written.map_err(Failure::system("write the file of --svg"))?;
+    }
+    let workers = config.pool.worker_count();
+    stdout::print(&match config.json {
+        true => stdout::json(&report::json(&outcomes, workers)),
+        false => report::text(&outcomes, workers),
+    })
+}
+
+/// Simulates these jobs in each of the orders.
+fn outcomes(config: &SimulationConfig, jobs: &[Job]) -> Vec<Outcome> {
     let outcomes = config.orders.iter().map(|&order| {
         let setup = Setup {
-            jobs: &jobs,
-            pool,
-            policy,
+            jobs,
+            pool: &config.pool,
+            policy: &config.policy,
             order,
             half_life: config.half_life,
             reserve_after: config.reserve_after,
@@ -61,16 +74,7 @@ fn execute(config: SimulateConfig) -> Result<(), Failure> {
         let mut progress = Progress::new(order, jobs.len());
         simulate(&setup, &mut |over| progress.show(over))
     });
-    let outcomes: Vec<Outcome> = outcomes.collect();
-    if let Some(path) = &config.svg {
-        let written = fs::write(path, timeline::svg(&outcomes));
-        written.map_err(Failure::system("write the file of --svg"))?;
-    }
-    let workers = pool.worker_count();
-    stdout::print(&match config.json {
-        true => stdout::json(&report::json(&outcomes, workers)),
-        false => report::text(&outcomes, workers),
-    })
+    outcomes.collect()
 }
 
 /// Reads the trace at `path`.

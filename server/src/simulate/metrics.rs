@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_scheduler::RequestOrder;
 
+use super::pieces::Piece;
 use super::recorder::{Recorder, Sample};
 use super::trace::Job;
 
@@ -22,6 +23,8 @@ pub(super) struct JobOutcome {
     pub(super) suspensions: u32,
     /// Why it was refused or lost, if it was.
     pub(super) failure: Option<String>,
+    /// The times for which it had devices, in order, of a [small pool](super::pieces::are_kept).
+    pub(super) pieces: Vec<Piece>,
 }
 
 /// The times that jobs have waited, from their arrival to their first grant, in milliseconds. Each is that of

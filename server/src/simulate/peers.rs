@@ -25,8 +25,8 @@ use super::trace::Job;
 /// What happens to a job, by its position in the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// It has its devices, for the first time or again.
-    Runs(usize),
+    /// It has these devices, for the first time or again, by their positions in the pool.
+    Runs(usize, Vec<usize>),
     /// It has no devices and goes on later.
     Suspended(usize),
     /// It gets no devices, for this reason.
@@ -60,6 +60,8 @@ pub(super) struct Peers {
 
 /// What a worker knows.
 struct Worker {
+    /// The position of its first device among those of the pool.
+    first_device: usize,
     /// The memory of each device, in bytes, and the leases that have it, until they have left it.
     devices: Vec<(u64, Vec<Holder>)>,
     /// The leases that run and have snapshots.
@@ -110,8 +112,11 @@ impl Peers {
             notices: Vec::new(),
             endings: Vec::new(),
         };
+        let mut first_device = 0;
         for (number, devices) in (1..).zip(workers) {
-            peers.join(number, devices);
+            let count = devices.len();
+            peers.join(number, devices, first_device);
+            first_device += count;
         }
         peers.settle();
         peers
@@ -197,8 +202,9 @@ impl Peers {
         mem::take(&mut self.endings)
     }
 
-    fn join(&mut self, number: u64, devices: Vec<DeviceSpec>) {
+    fn join(&mut self, number: u64, devices: Vec<DeviceSpec>, first_device: usize) {
         let worker = Worker {
+            first_device,
             devices: devices
                 .iter()
                 .map(|device| (device.memory_bytes, Vec::new()))
@@ -305,11 +311,13 @@ impl Peers {
     fn start(&mut self, number: usize, devices: &[LeasedDevice]) {
         let lease = lease_of(number);
         let has_snapshots = self.reports_snapshots && !self.not_durable.contains(&number);
+        let mut positions = Vec::with_capacity(devices.len());
         for device in devices {
             let device_ref = device.device_ref;
             let Some(worker) = self.workers.get_mut(&device_ref.worker) else {
                 continue;
             };
+            positions.push(worker.first_device + device_ref.index as usize);
             let (memory_bytes, holders) = &mut worker.devices[device_ref.index as usize];
             let share = device.share;
             holders.push(Holder { lease, share });
@@ -322,7 +330,8 @@ impl Peers {
                 self.to_report.insert(device_ref.worker);
             }
         }
-        self.notices.push(Notice::Runs(number));
+        positions.sort_unstable();
+        self.notices.push(Notice::Runs(number, positions));
         if has_snapshots {
             let restorable = ClientEvent::Restorable {
                 lease,

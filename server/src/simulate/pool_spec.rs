@@ -36,6 +36,21 @@ impl PoolSpec {
         })
     }
 
+    /// Returns the name of each device, such as `cuda:0`, or `w2 cuda:0` if there are several workers.
+    pub(crate) fn device_names(&self) -> Vec<String> {
+        let has_several = self.worker_count() > 1;
+        let workers = (1..).zip(self.workers());
+        let names = workers.flat_map(|(worker, devices)| {
+            (0..)
+                .zip(devices)
+                .map(move |(index, device)| match has_several {
+                    true => format!("w{worker} {}:{index}", device.kind),
+                    false => format!("{}:{index}", device.kind),
+                })
+        });
+        names.collect()
+    }
+
     /// Returns the number of workers.
     pub(crate) fn worker_count(&self) -> u64 {
         self.groups
@@ -114,6 +129,14 @@ mod tests {
         assert_eq!(workers[0][2].memory_bytes, 80 << 30);
         assert_eq!(workers[2][0].kind, "flex");
         assert_ne!(workers[0][0].fingerprint, workers[2][0].fingerprint);
+    }
+
+    #[test]
+    fn devices_are_named_by_worker_kind_and_index() {
+        let names = |spec: &str| spec.parse::<PoolSpec>().unwrap().device_names();
+        assert_eq!(names("1x2:cuda:80GiB"), ["cuda:0", "cuda:1"]);
+        let several = ["w1 cuda:0", "w1 cuda:1", "w2 flex:0"];
+        assert_eq!(names("1x2:cuda:80GiB,1x1:flex:1GiB"), several);
     }
 
     #[test]

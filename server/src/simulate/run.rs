@@ -11,6 +11,7 @@ use tensord_scheduler::{Options, Policy, RequestOrder};
 use super::{
     metrics::{JobOutcome, Outcome, outcome},
     peers::{Ending, Notice, Peers},
+    pieces::{self, Piece},
     pool_spec::PoolSpec,
     recorder::Recorder,
     trace::Job,
@@ -73,6 +74,8 @@ struct Run<'a> {
     arrived: usize,
     /// The number of jobs that have ended, or were refused.
     over: usize,
+    /// Whether it is recorded which devices jobs have.
+    keeps_pieces: bool,
 }
 
 /// Runs a simulation. Calls `progress` now and then with the number of jobs that have ended or were refused.
@@ -145,6 +148,7 @@ impl<'a> Run<'a> {
             states: setup.jobs.iter().map(state).collect(),
             arrived: 0,
             over: 0,
+            keeps_pieces: pieces::are_kept(devices.values().sum(), setup.jobs.len()),
             setup,
         }
     }
@@ -211,7 +215,7 @@ impl<'a> Run<'a> {
 
     fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Runs(number) => self.start(number),
+            Notice::Runs(number, devices) => self.start(number, devices),
             Notice::Suspended(number) => {
                 // It is reported again while the job waits.
                 if self.stop(number) {
@@ -226,8 +230,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A job has devices.
-    fn start(&mut self, number: usize) {
+    /// A job has these devices, by their positions in the pool.
+    fn start(&mut self, number: usize, devices: Vec<usize>) {
         self.stop(number);
         self.recorder.start(&self.setup.jobs[number]);
         let now_ms = self.now_ms;
@@ -235,6 +239,13 @@ impl<'a> Run<'a> {
         state.outcome.granted_ms.get_or_insert(now_ms);
         state.running_since_ms = Some(now_ms);
         state.starts += 1;
+        if self.keeps_pieces {
+            state.outcome.pieces.push(Piece {
+                from_ms: now_ms,
+                to_ms: now_ms,
+                devices,
+            });
+        }
         let (done_ms, start) = (now_ms + state.left_ms, state.starts);
         self.add(done_ms, Due::Done { number, start });
     }
@@ -246,6 +257,9 @@ impl<'a> Run<'a> {
             return false;
         };
         state.left_ms -= self.now_ms - since_ms;
+        if let Some(piece) = state.outcome.pieces.last_mut() {
+            piece.to_ms = self.now_ms;
+        }
         self.recorder.stop(&self.setup.jobs[number]);
         true
     }

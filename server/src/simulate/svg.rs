@@ -14,6 +14,9 @@ pub(super) const COLOURS: [&str; MAX_TENANTS + 1] = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
 ];
 
+/// The most characters of a name in the legend.
+const NAME_CHARS: usize = 12;
+
 /// Width of a picture.
 pub(super) const WIDTH: f64 = 900.0;
 pub(super) const LEFT: f64 = 70.0;
@@ -54,16 +57,27 @@ pub(super) fn push_legend(svg: &mut String, names: &[String], top: f64) {
             "<rect x=\"{x:.0}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>",
             top + 29.0
         );
-        push_text(svg, x + 14.0, top + 38.0, "start", &shortened(name));
+        push_text(
+            svg,
+            x + 14.0,
+            top + 38.0,
+            "start",
+            &shortened(name, NAME_CHARS),
+        );
         x += (WIDTH - LEFT - RIGHT) / COLOURS.len() as f64;
     }
 }
 
-/// Returns a name that fits in the legend.
-fn shortened(name: &str) -> String {
-    const MOST: usize = 12;
-    match name.chars().count() > MOST {
-        true => name.chars().take(MOST - 1).chain(['…']).collect(),
+/// Adds what the axis of time shows.
+pub(super) fn push_axis_title(svg: &mut String, y: f64) {
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    push_text(svg, middle, y, "middle", "time since the first arrival");
+}
+
+/// Returns a name with at most so many characters.
+pub(super) fn shortened(name: &str, most: usize) -> String {
+    match name.chars().count() > most {
+        true => name.chars().take(most - 1).chain(['…']).collect(),
         false => name.into(),
     }
 }

@@ -8,7 +8,7 @@ use tensord_scheduler::{Policy, RequestOrder, TenantPolicy};
 use super::{
     Outcome, Setup,
     generator::{Load, Recipe, generate},
-    report, run, timeline,
+    picture, report, run, timeline,
     trace::Job,
 };
 
@@ -266,6 +266,67 @@ fn a_picture_has_each_tenant_and_the_length_of_the_longest_run() {
     assert_eq!(svg.matches("<svg").count(), 1);
     // However long the run is.
     assert!(svg.len() < 200_000, "{}", svg.len());
+}
+
+#[test]
+fn a_picture_of_a_small_pool_shows_each_job_on_its_devices() {
+    // Red has both devices; blue's guarantee takes one, so the later job of red waits and goes on.
+    let lines = [(0, "red", 1, 60), (0, "red", 1, 60), (20, "blue", 1, 30)];
+    let jobs = jobs(&lines);
+    let policy = policy(&[("blue", 1, 1)]);
+    let spec = "1x2:cuda:8GiB";
+    let outcome = simulate(&jobs, spec, &policy, RequestOrder::Fair, 0);
+    let pieces = outcome.jobs.iter().map(|job| {
+        let pieces = job.pieces.iter();
+        let pieces = pieces.map(|it| (it.from_ms / 1000, it.to_ms / 1000, it.devices.clone()));
+        pieces.collect::<Vec<_>>()
+    });
+    let expected = [
+        vec![(0, 60, vec![0])],
+        vec![(0, 20, vec![1]), (50, 90, vec![1])],
+        vec![(20, 50, vec![1])],
+    ];
+    assert_eq!(pieces.collect::<Vec<_>>(), expected);
+    let svg = picture(
+        std::slice::from_ref(&outcome),
+        &jobs,
+        &spec.parse().unwrap(),
+    );
+    // The suspended job has two bars, each with a torn edge.
+    let counts = [
+        ">cuda:0<",
+        ">1<",
+        ">2<",
+        ">3<",
+        ">2 suspended<",
+        "stroke-dasharray",
+    ];
+    let counts = counts.map(|text| svg.matches(text).count());
+    assert_eq!(counts, [1, 1, 2, 1, 1, 1], "{svg}");
+    let torn = svg.lines().filter(|line| line.contains("l-3.0 ")).count();
+    assert_eq!(torn, 2, "{svg}");
+}
+
+#[test]
+fn a_picture_of_a_large_pool_or_a_long_trace_has_areas() {
+    let cases = [
+        (4, 100, true),
+        (4, 101, false),
+        (16, 9, true),
+        (17, 9, false),
+    ];
+    for (devices, count, has_bars) in cases {
+        let jobs = jobs(&vec![(0, "red", 1, 10); count]);
+        let spec = format!("1x{devices}:cuda:8GiB");
+        let outcome = simulate(&jobs, &spec, &Policy::new(), RequestOrder::Fair, 0);
+        let svg = picture(&[outcome], &jobs, &spec.parse().unwrap());
+        assert_eq!(
+            svg.contains(">devices in use<"),
+            !has_bars,
+            "{devices} devices"
+        );
+        assert_eq!(svg.contains(">cuda:0<"), has_bars, "{count} jobs");
+    }
 }
 
 #[test]

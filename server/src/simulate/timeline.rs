@@ -5,7 +5,10 @@ use std::fmt::Write;
 use super::{
     metrics::Outcome,
     recorder::Sample,
-    svg::{COLOURS, LEFT, MAX_TENANTS, RIGHT, WIDTH, push_legend, push_text, push_title, start},
+    svg::{
+        COLOURS, LEFT, MAX_TENANTS, RIGHT, WIDTH, push_axis_title, push_legend, push_text,
+        push_title, start,
+    },
 };
 use crate::human;
 
@@ -26,7 +29,7 @@ struct Areas {
 }
 
 /// Returns a picture of each of these runs of one trace, one below the other, with one axis of time.
-pub(crate) fn svg(outcomes: &[Outcome]) -> String {
+pub(super) fn svg(outcomes: &[Outcome]) -> String {
     let height = ORDER_HEIGHT * outcomes.len() as f64;
     let mut svg = start(height, "Devices of tenants over time");
     let starts = outcomes.iter().map(|outcome| outcome.start_ms);
@@ -183,14 +186,7 @@ fn push_time_axis(svg: &mut String, bottom: f64, span_ms: u64) {
         let time = human::duration(span_ms / MARKS * mark);
         push_text(svg, x, bottom + 18.0, anchor, &time);
     }
-    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
-    push_text(
-        svg,
-        middle,
-        bottom + 36.0,
-        "middle",
-        "time since the first arrival",
-    );
+    push_axis_title(svg, bottom + 36.0);
 }
 
 /// Returns the next number that has one digit and zeros, or is half of such a number.
