@@ -155,3 +155,83 @@ impl Drop for Progress {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, env, path::PathBuf};
+
+    use super::*;
+    use crate::{
+        cli::{self, Parsed},
+        config::{self, Config, Environment, File},
+    };
+
+    /// The folder of the repository.
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+    /// If this is set, the test writes the pictures that differ.
+    const RENEW: &str = "TENSORD_RENEW_PICTURES";
+
+    /// Returns the configuration of a command whose files are relative to the folder of the repository.
+    fn configuration(command: &str) -> SimulationConfig {
+        let words = command
+            .split_whitespace()
+            .map(|word| match word.starts_with("docs/") {
+                true => format!("{ROOT}/{word}").into(),
+                false => word.into(),
+            });
+        let parsed = cli::parse(words).unwrap();
+        let Parsed::Run(cli) = parsed else {
+            panic!("{command}: it has no configuration");
+        };
+        let config = config::resolve(*cli, File::default(), &Environment::default());
+        match config.unwrap_or_else(|error| panic!("{command}: {error}")) {
+            Config::Simulate(SimulateConfig::Run(config)) => config,
+            other => panic!("{command}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_pictures_of_docs_teams_are_those_of_their_commands() {
+        let text = fs::read_to_string(format!("{ROOT}/docs/teams.md")).unwrap();
+        let mut drawn = BTreeSet::new();
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("tensord simulate docs/"));
+        for command in lines {
+            let config = configuration(command);
+            let path = config.svg.clone().expect(command);
+            let jobs = read(&config.trace).unwrap_or_else(|error| panic!("{command}: {error}"));
+            let picture = picture(&outcomes(&config, &jobs), &jobs, &config.pool);
+            if env::var_os(RENEW).is_some() {
+                fs::write(&path, &picture).unwrap();
+            }
+            let kept = fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                kept == picture,
+                "{} is not what its command draws now. If the new picture is right, renew it in the folder of the \
+                 repository by `{command}`, or all by `{RENEW}=1 cargo test -p tensord pictures`.",
+                path.display()
+            );
+            assert!(
+                picture.len() <= 20_000,
+                "{command}: {} bytes",
+                picture.len()
+            );
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            assert!(
+                text.contains(&format!("](teams/{name})")),
+                "{name} is not shown"
+            );
+            drawn.insert(path.with_extension(""));
+        }
+        let files = fs::read_dir(format!("{ROOT}/docs/teams")).unwrap();
+        let files = files.map(|file| file.unwrap().path().with_extension(""));
+        let made: BTreeSet<PathBuf> = drawn.into_iter().collect();
+        assert_eq!(
+            made,
+            files.collect(),
+            "each file of docs/teams is of one command"
+        );
+    }
+}
