@@ -40,6 +40,7 @@ mod suspension;
 mod test_access;
 mod unstable_keepers;
 mod usage;
+mod victims;
 mod waiting;
 mod workers;
 

@@ -10,7 +10,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::coming::Coming;
-use super::reclaim::Borrowed;
+use super::victims::Borrowed;
 use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::lease::Standing;

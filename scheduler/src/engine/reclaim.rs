@@ -30,7 +30,8 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement};
-use crate::device::{Demand, DeviceSpec, Requirement, Share};
+use super::victims::{Borrowed, Victim, fewest};
+use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
@@ -47,58 +48,6 @@ struct WayOut {
     from: Timestamp,
     /// Whether it ends then; else it is suspended.
     ends: bool,
-}
-
-/// A borrowed lease that could be suspended.
-pub(super) struct Borrowed {
-    pub(super) lease: LeaseId,
-    tenant: TenantName,
-    devices: BTreeSet<DeviceRef>,
-    /// The part that it has of its device; `None` if it has whole devices.
-    device_share: Option<Share>,
-    /// The requests whose reservations it has passed.
-    passed: BTreeSet<LeaseId>,
-    is_spot: bool,
-    /// Whether it ends, as it cannot be suspended.
-    ends: bool,
-    /// The time from which it may be suspended.
-    suspendable_at: Timestamp,
-    /// A number that has the order of the shares of tenants.
-    tenant_share: u64,
-    granted_at: Timestamp,
-}
-
-/// A borrowed lease that has devices which a request could get, or leases that share such a device.
-pub(super) struct Victim {
-    pub(super) leases: Vec<LeaseId>,
-    /// The number of these devices.
-    pub(super) useful: usize,
-    /// The number of all its devices.
-    all: usize,
-    is_spot: bool,
-    tenant_share: u64,
-    granted_at: Timestamp,
-}
-
-impl Victim {
-    /// Returns one lease, or several that share a device, with so many devices which a request could get.
-    fn of(leases: &[&Borrowed], useful: usize) -> Self {
-        let shares = leases.iter().map(|it| it.tenant_share);
-        let granted_at = leases.iter().map(|it| it.granted_at);
-        Self {
-            leases: leases.iter().map(|it| it.lease).collect(),
-            useful,
-            all: leases
-                .iter()
-                .map(|it| it.devices.len())
-                .max()
-                .unwrap_or_default(),
-            is_spot: leases.iter().all(|it| it.is_spot),
-            // They deserve to be spared as much as the one that deserves it most.
-            tenant_share: shares.min().unwrap_or_default(),
-            granted_at: granted_at.min().unwrap_or_default(),
-        }
-    }
 }
 
 impl Engine {
@@ -401,100 +350,5 @@ impl Engine {
         }
         self.report_standing(id);
         true
-    }
-}
-
-impl Borrowed {
-    /// Returns the number of its devices that an entitled request could get, which `may_have` these.
-    pub(super) fn useful_for(&self, entitled: &Entitled, may_have: &BTreeSet<DeviceRef>) -> usize {
-        let is_for = match entitled.by {
-            Entitlement::Guarantee => self.tenant != entitled.tenant,
-            Entitlement::Reservation => self.passed.contains(&entitled.lease),
-            Entitlement::Spot => false,
-        };
-        match is_for || self.is_spot {
-            true => self.devices.intersection(may_have).count(),
-            false => 0,
-        }
-    }
-}
-
-/// Returns the fewest of these leases that have `missing` useful devices together, which all have.
-fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
-    candidates.sort_by_key(|victim| {
-        let by_merit = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
-        let size = (victim.useful, victim.leases.len(), victim.all);
-        (size, by_merit, victim.leases.clone())
-    });
-    let mut chosen = Vec::new();
-    let mut left = missing;
-    while left > 0 && !candidates.is_empty() {
-        // The smallest that is enough alone, or else the first of the largest.
-        let most = candidates.last().map_or(0, |victim| victim.useful);
-        let wanted = left.min(most);
-        let at = candidates.partition_point(|victim| victim.useful < wanted);
-        let victim = candidates.remove(at);
-        left = left.saturating_sub(victim.useful);
-        chosen.extend(victim.leases);
-    }
-    chosen
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tests::at;
-
-    /// Asserts which leases are suspended. `victims` have the number of devices, of which all are useful, the
-    /// share, and the time of the grant of each; its number is the lease's.
-    #[track_caller]
-    fn check(victims: &[(usize, f64, u64)], missing: usize, expected: &[u64]) {
-        let victims = (0..).zip(victims);
-        let victims = victims.map(|(id, (count, share, granted_at))| Victim {
-            leases: vec![LeaseId(id)],
-            useful: *count,
-            all: *count,
-            is_spot: false,
-            tenant_share: share.to_bits(),
-            granted_at: at(*granted_at),
-        });
-        let chosen = fewest(victims.collect(), missing);
-        let chosen: Vec<_> = chosen.iter().map(|lease| lease.0).collect();
-        assert_eq!(chosen, expected);
-    }
-
-    #[test]
-    fn the_fewest_leases_are_suspended() {
-        check(&[(1, 0.5, 0), (2, 0.5, 0), (4, 0.5, 0)], 4, &[2]);
-        check(&[(1, 0.5, 0), (2, 0.5, 0), (4, 0.5, 0)], 5, &[2, 0]);
-        check(&[(1, 0.5, 0), (2, 0.5, 0), (4, 0.5, 0)], 7, &[2, 1, 0]);
-        check(&[(3, 0.5, 0), (3, 0.5, 0), (2, 0.5, 0)], 5, &[0, 2]);
-    }
-
-    #[test]
-    fn a_lease_with_devices_that_are_not_needed_is_spared() {
-        check(&[(8, 0.9, 9), (1, 0.1, 0), (2, 0.5, 5)], 1, &[1]);
-        check(&[(8, 0.9, 9), (1, 0.1, 0), (3, 0.5, 5)], 2, &[2]);
-    }
-
-    #[test]
-    fn the_least_entitled_and_the_latest_go_first() {
-        check(&[(1, 0.2, 9), (1, 0.5, 0), (1, 0.4, 9)], 1, &[1]);
-        check(&[(1, 0.5, 3), (1, 0.5, 7), (1, 0.5, 5)], 1, &[1]);
-        check(&[(1, 0.5, 7), (1, 0.5, 7)], 1, &[0]);
-        check(&[(2, 0.2, 9), (2, 0.5, 0), (2, 0.4, 9)], 4, &[1, 2]);
-    }
-
-    #[test]
-    fn a_lease_with_other_devices_is_spared() {
-        let victim = |lease, all| Victim {
-            leases: vec![LeaseId(lease)],
-            useful: 1,
-            all,
-            is_spot: false,
-            tenant_share: 0,
-            granted_at: at(0),
-        };
-        assert_eq!(fewest(vec![victim(1, 8), victim(2, 1)], 1), [LeaseId(2)]);
     }
 }
