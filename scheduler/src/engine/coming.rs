@@ -64,6 +64,12 @@ impl Coming {
         }
     }
 
+    /// Leaves out what could be had of devices beside the leases that share them.
+    pub(super) fn leave_out(&mut self, shared: &[DeviceRef]) {
+        self.rooms
+            .retain(|device_ref, _| !shared.contains(device_ref));
+    }
+
     /// Adds devices that will be free.
     pub(super) fn add(&mut self, devices: impl IntoIterator<Item = DeviceRef>) {
         let devices = devices.into_iter().map(|device_ref| (device_ref, false));

@@ -2,7 +2,10 @@
 //!
 //! A request is *entitled* to devices if it is within its tenant's guarantee, has a reservation, or is not one
 //! for a spot lease while there are such leases. It may need more than are free. Once there will be enough, as
-//! others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones.
+//! others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones,
+//! nor a share of a device whose leases are to make room for it. So it waits for leases that have just begun no
+//! longer than until the first enough of them have run for
+//! [`Options::min_run_time`](crate::Options::min_run_time).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -135,52 +138,60 @@ impl Engine {
     /// Holds back the free devices of those requests for which there will be enough once others are released or
     /// leases are suspended. What one of them can count on is taken out of `expected`.
     fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
-        let Expected {
-            coming,
-            used,
-            borrowed,
-        } = expected;
         for entitled in requests {
-            let may_have = self.may_have(used, &entitled);
-            if let Some(shared) = coming.take_room(&self.pool, &entitled.demand, &may_have) {
-                // A request before may need a share of the device, too.
-                if !self.pool.is_held_back(shared) {
-                    self.pool.hold_back(entitled.lease, vec![shared]);
+            let may_have = self.may_have(&expected.used, &entitled);
+            let coming = &mut expected.coming;
+            let shared = coming.take_room(&self.pool, &entitled.demand, &may_have);
+            let taken = match shared {
+                Some(shared) => {
+                    // A request before may need a share of the device, too.
+                    if !self.pool.is_held_back(shared) {
+                        self.pool.hold_back(entitled.lease, vec![shared]);
+                    }
+                    vec![shared]
                 }
-                self.count(used, &entitled, &[shared]);
-                continue;
-            }
-            let fits = |(device_ref, _): &(&DeviceRef, &bool)| may_have.contains(device_ref);
-            let for_request = coming
-                .devices
-                .iter()
-                .filter(fits)
-                .map(|(at, free)| (*at, *free));
-            let (free, ending): (Vec<_>, Vec<_>) = for_request.partition(|(_, is_free)| *is_free);
-            let wanted = entitled.demand.devices as usize;
-            let mut missing = wanted.saturating_sub(free.len() + ending.len());
-            let candidates = self.possible_victims(borrowed, &entitled, &may_have);
-            let useful = candidates.iter().map(|(_, candidate)| candidate.useful);
-            if useful.sum::<usize>() < missing {
-                continue;
-            }
-            // The next request cannot count on these leases, too.
-            for (_, candidate) in candidates {
-                if missing > 0 {
-                    missing = missing.saturating_sub(candidate.useful);
-                    borrowed.retain(|it| !candidate.leases.contains(&it.lease));
-                }
-            }
-            let free = free.into_iter().map(|(device_ref, _)| device_ref);
-            let free: Vec<_> = free.collect();
-            let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
-            let ending = ending.take(wanted.saturating_sub(free.len()));
-            let held = self.pool.choose(&free, wanted).unwrap_or(free);
-            let taken: Vec<_> = held.iter().copied().chain(ending).collect();
-            coming.take(&self.pool, &entitled.demand, &taken);
-            self.pool.hold_back(entitled.lease, held);
-            self.count(used, &entitled, &taken);
+                None => self.hold_devices_back_for(&entitled, &may_have, expected),
+            };
+            self.count(&mut expected.used, &entitled, &taken);
         }
+    }
+
+    /// Holds back free devices for a request that may have these, and those that leases share which will make room
+    /// for it, if there will be enough. Returns the devices that are free or being released among those that it can
+    /// count on.
+    fn hold_devices_back_for(
+        &mut self,
+        entitled: &Entitled,
+        may_have: &BTreeSet<DeviceRef>,
+        expected: &mut Expected,
+    ) -> Vec<DeviceRef> {
+        let coming = expected.coming.devices.iter();
+        let coming = coming.filter(|(device_ref, _)| may_have.contains(device_ref));
+        let coming = coming.map(|(device_ref, is_free)| (*device_ref, *is_free));
+        let (free, ending): (Vec<_>, Vec<_>) = coming.partition(|(_, is_free)| *is_free);
+        let wanted = entitled.demand.devices as usize;
+        let missing = wanted.saturating_sub(free.len() + ending.len());
+        let victims = self.earliest_victims(&expected.borrowed, entitled, may_have, missing);
+        let Some(victims) = victims else {
+            return Vec::new();
+        };
+        // The next request cannot count on these leases, too.
+        let leases = victims.iter().flat_map(|it| &it.leases).copied();
+        let leases: BTreeSet<_> = leases.collect();
+        expected.borrowed.retain(|it| !leases.contains(&it.lease));
+        let free: Vec<_> = free.into_iter().map(|(device_ref, _)| device_ref).collect();
+        let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
+        let ending = ending.take(wanted.saturating_sub(free.len()));
+        let mut held = self.pool.choose(&free, wanted).unwrap_or(free);
+        let taken: Vec<_> = held.iter().copied().chain(ending).collect();
+        expected.coming.take(&self.pool, &entitled.demand, &taken);
+        // Otherwise other leases could take the room beside those that are to make some, and these would have to
+        // run for as long as others before they make room.
+        let shared: Vec<_> = victims.iter().filter_map(|it| it.shared).collect();
+        expected.coming.leave_out(&shared);
+        held.extend(shared);
+        self.pool.hold_back(entitled.lease, held);
+        taken
     }
 
     /// Returns the requests that wait and are entitled to devices, in order.

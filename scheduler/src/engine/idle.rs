@@ -332,7 +332,8 @@ impl Engine {
     ) -> Option<Chosen> {
         let mut all = Chosen::default();
         let mut coming = coming.clone();
-        coming.extend(self.pool.held_back_for(waiter.lease));
+        let share_of = |device: &DeviceSpec| self.share_that_waits(waiter.lease, device);
+        coming.extend(self.pool.held_and_coming(waiter.lease, share_of));
         let mut workers = BTreeSet::new();
         for alternatives in &waiter.parts {
             let is_taken = |need: &&Need| {

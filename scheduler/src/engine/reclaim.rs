@@ -66,7 +66,8 @@ impl Engine {
         let mut has_suspended = false;
         for entitled in waiting {
             let may_have = self.may_have(&used, &entitled);
-            let held = self.pool.held_back_for(entitled.lease);
+            let share_of = |device: &DeviceSpec| entitled.demand.share_of(device);
+            let held = self.pool.held_and_coming(entitled.lease, share_of);
             if held.is_empty()
                 && let Some(shared) = coming.take_room(&self.pool, &entitled.demand, &may_have)
             {
@@ -172,7 +173,11 @@ impl Engine {
                 None => candidates.push((it.suspendable_at, Victim::of(&[it], useful))),
             }
         }
+        // The rest of a device that is held back for another request is of no use for this one.
+        let is_held_for = |at: DeviceRef| self.pool.holder_of(at).unwrap_or(entitled.lease);
         let sharing = sharing.into_iter();
+        let sharing =
+            sharing.filter(|(at, _)| at.is_some_and(|at| is_held_for(at) == entitled.lease));
         let sharing = sharing.filter_map(|(device_ref, sharing)| {
             let is_due = |it: &&Borrowed| it.suspendable_at <= self.now;
             let due = sharing.iter().copied().filter(is_due).collect();
@@ -184,6 +189,31 @@ impl Engine {
         });
         candidates.extend(sharing);
         candidates
+    }
+
+    /// Returns those of the leases that could be suspended for a request which make room for `missing` of these
+    /// devices first; `None` if all together do not.
+    pub(super) fn earliest_victims(
+        &self,
+        borrowed: &[Borrowed],
+        entitled: &Entitled,
+        may_have: &BTreeSet<DeviceRef>,
+        missing: usize,
+    ) -> Option<Vec<Victim>> {
+        let mut candidates = match missing {
+            0 => Vec::new(),
+            _ => self.possible_victims(borrowed, entitled, may_have),
+        };
+        candidates.sort_by_key(|(at, it)| (*at, it.leases.len(), it.leases.first().copied()));
+        let mut useful = 0;
+        let mut chosen = Vec::new();
+        let mut candidates = candidates.into_iter();
+        while useful < missing {
+            let (_, victim) = candidates.next()?;
+            useful += victim.useful;
+            chosen.push(victim);
+        }
+        Some(chosen)
     }
 
     /// Returns those leases which must be suspended of the ones that share a device, for a request that demands

@@ -261,7 +261,9 @@ impl Engine {
         let usable = self.pool.usable(may_have);
         let free = self.pool.free_or_ending().into_keys();
         let mut coming: BTreeSet<_> = free.collect();
-        coming.extend(self.pool.held_back_for(request));
+        let waiting = self.queue.get(request);
+        let share_of = |device: &DeviceSpec| waiting?.demand.share_of(device);
+        coming.extend(self.pool.held_and_coming(request, share_of));
         // The end of a lease frees its devices, or its share of one.
         let whole = |id: LeaseId| self.leases.get(id).filter(|it| it.share().is_none());
         for lease in self.leases.index().passing(request) {

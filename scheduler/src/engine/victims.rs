@@ -48,6 +48,8 @@ impl Borrowed {
 /// A borrowed lease that has devices which a request could get, or leases that share such a device.
 pub(super) struct Victim {
     pub(super) leases: Vec<LeaseId>,
+    /// The device, if leases share it.
+    pub(super) shared: Option<DeviceRef>,
     /// The number of these devices.
     pub(super) useful: usize,
     /// The number of all its devices.
@@ -64,6 +66,10 @@ impl Victim {
         let granted_at = leases.iter().map(|it| it.granted_at);
         Self {
             leases: leases.iter().map(|it| it.lease).collect(),
+            shared: leases
+                .iter()
+                .find(|it| it.device_share.is_some())
+                .and_then(|it| it.devices.first().copied()),
             useful,
             all: leases
                 .iter()
@@ -111,6 +117,7 @@ mod tests {
         let victims = (0..).zip(victims);
         let victims = victims.map(|(id, (count, share, granted_at))| Victim {
             leases: vec![LeaseId(id)],
+            shared: None,
             useful: *count,
             all: *count,
             is_spot: false,
@@ -148,6 +155,7 @@ mod tests {
     fn a_lease_with_other_devices_is_spared() {
         let victim = |lease, all| Victim {
             leases: vec![LeaseId(lease)],
+            shared: None,
             useful: 1,
             all,
             is_spot: false,

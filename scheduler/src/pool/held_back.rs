@@ -1,5 +1,5 @@
 //! The devices that are held back for leases and requests: free devices for those that need more than these, and
-//! devices of which others have shares for those that need a share.
+//! devices of which others have shares for those that need a share, or for which these are to make room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -8,6 +8,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Pool;
 use crate::by_key;
+use crate::device::{DeviceSpec, Share};
 use crate::event::DeviceRef;
 
 /// Devices of which only one lease may get some, or the request that is to become it.
@@ -48,7 +49,7 @@ impl Pool {
         taken
     }
 
-    /// Holds back free devices for a lease that needs more than these.
+    /// Holds back devices for a lease that needs more than these, or for which leases of them are to make room.
     pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
         for device_ref in &free {
             self.held_back.insert(*device_ref, lease);
@@ -91,6 +92,28 @@ impl Pool {
     pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
         let held_back = self.held_back.by_lease.get(&lease);
         held_back.into_iter().flatten().copied().collect()
+    }
+
+    /// Returns the lease for which a device is held back, if it is.
+    pub(crate) fn holder_of(&self, device_ref: DeviceRef) -> Option<LeaseId> {
+        self.held_back.holder(device_ref)
+    }
+
+    /// Returns the devices that are held back for a lease and that it can have once ended leases have left them,
+    /// if it needs the shares of them that `share_of` returns: not those whose leases have yet to make room.
+    pub(crate) fn held_and_coming(
+        &self,
+        lease: LeaseId,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
+    ) -> Vec<DeviceRef> {
+        let mut held = self.held_back_for(lease);
+        held.retain(|device_ref| {
+            let is_unused = self.holders_of(*device_ref).next().is_none();
+            let share = self.device(*device_ref).and_then(&share_of);
+            let room = self.coming_room(*device_ref).zip(share);
+            is_unused || room.is_some_and(|(room, share)| room.has_room(share))
+        });
+        held
     }
 
     /// Records whether other devices are held back than `before`: demands may then fit that did not.

@@ -466,3 +466,68 @@ fn a_share_makes_room_for_a_share_and_goes_on_later() {
     ];
     check(borrowed_shares().into_iter().chain(steps));
 }
+
+/// The request needs 65 % of a device, for which a lease of the first makes room that has just begun. So nobody
+/// gets what is left of that device; the second one is for all.
+#[test]
+fn the_room_beside_a_lease_that_has_just_begun_is_held_back() {
+    let share = Share {
+        permille: 650,
+        memory_bytes: 10 * GIB,
+    };
+    let steps = [
+        (
+            5_000,
+            request_part(2, 4, 650, 10, Durability::Off),
+            vec![queued_guaranteed(2, 4, 1)],
+        ),
+        (5_001, attach_of("c", 3), vec![]),
+        (
+            5_001,
+            request_share(3, 5, 60),
+            vec![granted_share(3, 5, 1, part(60, 2))],
+        ),
+        (5_002, request_share(3, 6, 60), vec![queued(3, 6, 2)]),
+        (
+            10_001,
+            tick(),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1])],
+        ),
+        (
+            10_002,
+            released(1, 10),
+            vec![
+                granted_share(2, 4, 0, Some(share.in_lane(1))),
+                queued(3, 6, 1),
+            ],
+        ),
+    ];
+    check(borrowed_shares().into_iter().chain(steps));
+}
+
+/// As before, for a request that needs all of a device, the second one: a share of it that somebody else gets would
+/// have just begun in turn.
+#[test]
+fn the_room_of_a_device_that_is_needed_as_a_whole_is_held_back() {
+    let steps = [
+        (5_000, request_whole(2, 4), vec![queued_guaranteed(2, 4, 1)]),
+        (5_001, attach_of("c", 3), vec![]),
+        (
+            5_001,
+            request_share(3, 5, 60),
+            vec![granted_share(3, 5, 0, part(60, 3))],
+        ),
+        (5_002, request_share(3, 6, 60), vec![queued(3, 6, 2)]),
+        (
+            10_001,
+            tick(),
+            vec![end_and_keep(1, 30), reclaimed(1, 30, &[1])],
+        ),
+        (
+            10_002,
+            released(1, 30),
+            vec![granted(2, 4, &[(1, 1, exact(16))]), queued(3, 6, 1)],
+        ),
+    ];
+    check(borrowed_shares().into_iter().chain(steps));
+}

@@ -384,6 +384,71 @@ impl World {
         });
     }
 
+    /// What the first request within a guarantee needs of devices that leases share is held back for it as soon as
+    /// all those that could be suspended are enough, however short they have run. So its wait has an end.
+    pub(super) fn check_room_is_held_back(&self) {
+        let first = self.expected_order().into_iter().next();
+        let first = first.filter(|(_, is_guaranteed)| *is_guaranteed);
+        let (Some((first, _)), Some(leases)) = (first, &self.leases) else {
+            return;
+        };
+        let first = &self.waiting[first];
+        let needs = needs_of(first);
+        let needed = self.engine.needed_by_leases();
+        let holder = |it: &DeviceRef| self.engine.held_back().get(it).copied();
+        let fits = |it: &DeviceRef| {
+            let device = self.device(*it);
+            let is_free_of_others = holder(it).is_none_or(|holder| holder == first.lease);
+            let is_meant = meets_demand(device, &first.demand) && is_free_of_others;
+            is_meant && self.is_allowed(first, device, true) && self.is_usable(*it)
+        };
+        let with_room = self.with_room(&needs, &BTreeSet::new(), false);
+        let coming: BTreeSet<_> = self.coming().into_iter().chain(with_room).collect();
+        let coming = coming.iter().filter(|it| fits(it)).count();
+        let tenant = tenant_of(first.client);
+        let gives_way = |(id, lease): &(&LeaseId, &SimLease)| {
+            let is_other = tenant_of(lease.client) != tenant || lease.is_spot;
+            is_other && self.could_make_room(**id, lease)
+        };
+        let gone: Vec<_> = leases.iter().filter(gives_way).collect();
+        let ids: BTreeSet<_> = gone.iter().map(|(id, _)| **id).collect();
+        let with_room = self.with_room(&needs, &ids, false);
+        let makes_room = |it: &DeviceRef| {
+            let is_needed = needed.iter().any(|one| one.accepts(self.device(*it)));
+            let is_enough = self.has_only(*it, &ids) || with_room.contains(it);
+            fits(it) && is_enough && !is_needed
+        };
+        let devices = |has_share: bool| {
+            let of_such = gone
+                .iter()
+                .filter(|(_, lease)| lease.has_share == has_share);
+            let devices = of_such.flat_map(|(_, lease)| lease.lease_devices.iter().copied());
+            devices.filter(makes_room).collect::<BTreeSet<_>>()
+        };
+        let (whole, shared) = (devices(false).len(), devices(true));
+        let held = shared.iter().filter(|it| holder(it) == Some(first.lease));
+        let (held, wanted) = (held.count(), first.demand.devices as usize);
+        let is_enough = coming + whole + shared.len() >= wanted;
+        assert!(
+            !is_enough || coming + whole + held >= wanted,
+            "{} waits, with {coming} devices to come, {whole} whole ones of leases that make room, and of {shared:?} only {held} held back",
+            first.demand
+        );
+    }
+
+    /// Returns whether a lease is borrowed, and could be suspended for a request, or would end, at some time.
+    fn could_make_room(&self, id: LeaseId, lease: &SimLease) -> bool {
+        let can_suspend = self
+            .engine
+            .check_suspend(id, Suspender::Administrator)
+            .is_ok();
+        let known = self.engine.leases().get(id);
+        let is_running =
+            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
+        let may_end = lease.is_spot && self.clients[lease.client].attached;
+        is_running && !lease.is_suspended && self.is_borrowed(id) && (can_suspend || may_end)
+    }
+
     /// Returns whether a lease is borrowed, has run for long enough to be suspended for a request, and could be.
     pub(super) fn is_suspendable(&self, id: LeaseId, lease: &SimLease) -> bool {
         let is_due = self.now >= lease.running_since + 10_000;
