@@ -28,6 +28,8 @@ use crate::snapshot::WorkerSnapshot;
 use crate::time::Timestamp;
 use crate::waiting::SuitableDevices;
 use held_back::HeldBack;
+#[cfg(test)]
+pub(crate) use held_back::Holds;
 pub(crate) use index::{DeviceClass, WorkerIndex};
 pub(crate) use room::Room;
 pub(crate) use worker::Worker;
@@ -215,7 +217,7 @@ impl Pool {
         if !worker.is_some_and(|mut worker| worker.take(lease, granted)) {
             return Err(Unavailable);
         }
-        let was_held_back = self.held_back.remove(device_ref);
+        let was_held_back = self.held_back.remove(device_ref, lease);
         if granted.share.is_some() {
             // Others may get the rest of the device.
             self.changed |= was_held_back;
@@ -257,16 +259,16 @@ impl Pool {
         worker.map_or(0, |worker| worker.free_lane(device_ref.index))
     }
 
-    /// Returns what is left of a device beside the leases that have shares of it.
-    pub(crate) fn left_of(&self, device_ref: DeviceRef) -> Option<Room> {
-        let worker = self.get(device_ref.worker)?;
-        worker.left_of(device_ref.index, false)
+    /// Returns whether leases have shares of a device.
+    pub(crate) fn is_shared(&self, device_ref: DeviceRef) -> bool {
+        let worker = self.get(device_ref.worker);
+        let left = worker.and_then(|worker| worker.left_of(device_ref.index, false));
+        left.is_some() && !self.is_unused(device_ref)
     }
 
-    /// Returns what leases could get of a device that others have shares of, once it is released by ended leases.
-    pub(crate) fn coming_room(&self, device_ref: DeviceRef) -> Option<Room> {
-        let worker = self.get(device_ref.worker)?;
-        worker.room(device_ref.index, false)
+    /// Returns whether no lease has a device or a share of it. An ended one may not have left it yet.
+    pub(crate) fn is_unused(&self, device_ref: DeviceRef) -> bool {
+        self.holders_of(device_ref).next().is_none()
     }
 
     /// Takes the devices granted by `grants` on a worker from `lease`; they stay
@@ -324,27 +326,32 @@ impl Pool {
         for (worker, known) in self.workers() {
             let free_before = suitable.free;
             for (index, _, usage) in known.devices().filter(|(_, it, _)| accepts(worker, it)) {
-                let has_room = self.has_room(DeviceRef { worker, index }, &share_of);
-                let holder = self.held_back.holder(DeviceRef { worker, index });
-                match (usage, holder) {
-                    (Usage::Free, Some(holder)) if holder != lease => {
-                        *suitable.held_back.entry(holder).or_default() += 1;
+                let device_ref = DeviceRef { worker, index };
+                let is_for_others = !self.is_held_for_none_but(lease, device_ref);
+                let is_all_free = usage == Usage::Free && !is_for_others;
+                let is_free = is_all_free || self.has_room(lease, device_ref, &share_of);
+                let share = self.device(device_ref).and_then(&share_of);
+                let left = known.room(index, true, false).zip(share);
+                let has_left = left.is_some_and(|(left, share)| left.has_room(share));
+                let is_held_back = is_for_others && (usage == Usage::Free || has_left);
+                match usage {
+                    Usage::Free | Usage::Leased if is_free => suitable.free += 1,
+                    Usage::Free | Usage::Leased if is_held_back => {
+                        let holders = self.held_back.holders(device_ref);
+                        for holder in holders.filter(|holder| *holder != lease) {
+                            *suitable.held_back.entry(holder).or_default() += 1;
+                        }
                     }
-                    (Usage::Free, _) => suitable.free += 1,
-                    (Usage::Leased, Some(holder)) if has_room && holder != lease => {
-                        *suitable.held_back.entry(holder).or_default() += 1;
-                    }
-                    (Usage::Leased, _) if has_room => suitable.free += 1,
-                    (Usage::Leased, _) => {
+                    Usage::Free | Usage::Leased => {
                         suitable.leased_devices += 1;
                         for by in known.holders(index) {
                             *suitable.leased.entry(by.lease).or_default() += 1;
                         }
                     }
-                    (Usage::Ending, _) => suitable.ending += 1,
-                    (Usage::Draining, _) => suitable.draining += 1,
-                    (Usage::OutOfService, _) => suitable.out_of_service += 1,
-                    (Usage::Unreachable, _) => suitable.unreachable += 1,
+                    Usage::Ending => suitable.ending += 1,
+                    Usage::Draining => suitable.draining += 1,
+                    Usage::OutOfService => suitable.out_of_service += 1,
+                    Usage::Unreachable => suitable.unreachable += 1,
                 }
             }
             let free_here = suitable.free - free_before;

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tensord_proto::ids::LeaseId;
+
+use super::victims::Victim;
 use crate::device::{Demand, Share};
 use crate::event::DeviceRef;
 use crate::pool::{Pool, Room};
@@ -29,24 +32,54 @@ impl Coming {
         }
     }
 
+    /// Returns the devices that meet a demand, of those that a request `may_have`, as far as there are enough: the
+    /// `preferred` ones first. A share is one of a device that others share, if one has room for it.
+    pub(super) fn choose(
+        &self,
+        pool: &Pool,
+        demand: &Demand,
+        may_have: &BTreeSet<DeviceRef>,
+        preferred: &[DeviceRef],
+    ) -> Vec<DeviceRef> {
+        let shared = preferred.iter().chain(self.rooms.keys());
+        let shared = shared.filter(|it| may_have.contains(it) && self.has_room(pool, demand, it));
+        if let Some(shared) = shared.copied().next() {
+            return vec![shared];
+        }
+        let first = preferred.iter().filter(|it| self.devices.contains_key(it));
+        let others = self.devices.keys().filter(|it| !preferred.contains(it));
+        let all = first.chain(others).filter(|it| may_have.contains(it));
+        all.copied().take(demand.devices as usize).collect()
+    }
+
+    /// Returns whether a device that leases share has room for the share that is demanded.
+    fn has_room(&self, pool: &Pool, demand: &Demand, device_ref: &DeviceRef) -> bool {
+        let room = self.rooms.get(device_ref);
+        let share = pool.device(*device_ref).and_then(|it| demand.share_of(it));
+        room.zip(share)
+            .is_some_and(|(room, share)| room.has_room(share))
+    }
+
+    /// Returns what will be left of a device that leases share.
+    pub(super) fn room(&self, device_ref: DeviceRef) -> Option<Room> {
+        self.rooms.get(&device_ref).copied()
+    }
+
     /// Takes the share of a device that is demanded, if one of those that a request `may_have` has room for it
-    /// beside other leases. Returns the device.
+    /// beside other leases. Returns whether that is so.
     pub(super) fn take_room(
         &mut self,
         pool: &Pool,
         demand: &Demand,
         may_have: &BTreeSet<DeviceRef>,
-    ) -> Option<DeviceRef> {
-        demand.share_permille?;
-        let mut rooms = self.rooms.iter_mut();
-        rooms.find_map(|(device_ref, room)| {
-            let share = demand.share_of(pool.device(*device_ref)?)?;
-            let is_enough = may_have.contains(device_ref) && room.has_room(share);
-            is_enough.then(|| {
-                room.subtract(share);
-                *device_ref
-            })
-        })
+    ) -> bool {
+        let chosen = self.choose(pool, demand, may_have, &[]);
+        let mut shared = chosen.iter().filter(|it| self.rooms.contains_key(it));
+        let has_room = shared.next().is_some();
+        if has_room {
+            self.take(pool, demand, &chosen);
+        }
+        has_room
     }
 
     /// Takes devices for a demand. What it leaves of them is for others.
@@ -56,22 +89,65 @@ impl Coming {
             let device = pool.device(*device_ref);
             let share = device.and_then(|device| Some((device, demand.share_of(device)?)));
             if let Some((device, share)) = share {
-                let room = pool.coming_room(*device_ref);
-                let mut room = room.unwrap_or_else(|| Room::of(device));
+                let room = self.rooms.entry(*device_ref);
+                let room = room.or_insert_with(|| Room::of(device));
                 room.subtract(share);
-                self.rooms.insert(*device_ref, room);
             }
         }
     }
 
-    /// Leaves out what could be had of devices beside the leases that share them.
-    pub(super) fn leave_out(&mut self, shared: &[DeviceRef]) {
-        self.rooms
-            .retain(|device_ref, _| !shared.contains(device_ref));
+    /// Adds what is held back for a request, for this request itself.
+    pub(super) fn add_held(&mut self, pool: &Pool, request: LeaseId) {
+        for (device_ref, share) in pool.holds_of(request) {
+            let room = self.rooms.get_mut(&device_ref);
+            match (share, room) {
+                (Some(share), Some(room)) => room.add(share),
+                (None, _) if pool.is_unused(device_ref) => self.add([device_ref]),
+                (Some(_), None) | (None, _) => {}
+            }
+        }
+    }
+
+    /// Takes away what [`add_held`](Self::add_held) has added.
+    pub(super) fn remove_held(&mut self, pool: &Pool, request: LeaseId) {
+        for (device_ref, share) in pool.holds_of(request) {
+            let room = self.rooms.get_mut(&device_ref);
+            match (share, room) {
+                (Some(share), Some(room)) => room.subtract(share),
+                (None, _) => drop(self.devices.remove(&device_ref)),
+                (Some(_), None) => {}
+            }
+        }
+    }
+
+    /// Adds what leases leave that make room for a demand.
+    pub(super) fn add_freed(&mut self, demand: &Demand, victim: &Victim) {
+        match victim.shared.filter(|_| demand.share_permille.is_some()) {
+            Some(shared) => {
+                if let Some(room) = self.rooms.get_mut(&shared) {
+                    victim.shares.iter().for_each(|share| room.add(*share));
+                }
+            }
+            None => {
+                // All leases leave a device that is needed as a whole.
+                self.rooms.retain(|it, _| !victim.devices.contains(it));
+                self.add(victim.devices.iter().copied());
+            }
+        }
+    }
+
+    /// Leaves only what is also in `other`.
+    pub(super) fn retain_common(&mut self, other: &Self) {
+        self.devices.retain(|it, _| other.devices.contains_key(it));
+        self.rooms.retain(|device_ref, room| {
+            let common = other.rooms.get(device_ref).map(|other| room.least(*other));
+            *room = common.unwrap_or(*room);
+            common.is_some()
+        });
     }
 
     /// Adds devices that will be free.
-    pub(super) fn add(&mut self, devices: impl IntoIterator<Item = DeviceRef>) {
+    fn add(&mut self, devices: impl IntoIterator<Item = DeviceRef>) {
         let devices = devices.into_iter().map(|device_ref| (device_ref, false));
         self.devices.extend(devices);
     }

@@ -88,6 +88,7 @@ impl Engine {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
+        let share = lease.share();
         if let Some(workers) = self.destinations(id, lease) {
             let parts = lease.parts.iter().zip(workers);
             let free = parts.filter_map(|(part, worker)| {
@@ -95,7 +96,7 @@ impl Engine {
                 self.pool.free_fitting(worker, id, requirement, count)
             });
             let free = free.flatten().collect();
-            return self.pool.hold_back(id, free);
+            return self.pool.hold_back(id, free, |_| share);
         }
         if lease.is_reclaimed {
             // It waits behind others, perhaps for long.
@@ -112,10 +113,10 @@ impl Engine {
                 self.pool.fitting(worker, id, requirement, *devices)
             });
             let free = free.collect();
-            return self.pool.hold_back(id, free);
+            return self.pool.hold_back(id, free, |_| share);
         }
         let free = self.free_for_lost(id, lease);
-        self.pool.hold_back(id, free);
+        self.pool.hold_back(id, free, |_| share);
     }
 
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its

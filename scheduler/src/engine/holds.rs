@@ -14,7 +14,7 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use super::coming::Coming;
 use super::victims::Borrowed;
-use crate::device::Demand;
+use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
@@ -96,8 +96,9 @@ impl Engine {
             let before = waiting.len() + spot.len();
             waiting.retain(|id| !self.go_on_or_wait(*id));
             if !before_spot.is_empty() {
-                let now = self.pool.free_or_ending();
-                expected.coming.devices.retain(|it, _| now.contains_key(it));
+                let demands = before_spot.iter().map(|it| &it.demand);
+                let now = Coming::of(&self.pool, demands);
+                expected.coming.retain_common(&now);
                 self.hold_back_for(before_spot, &mut expected);
             }
             spot.retain(|id| !self.go_on_or_wait(*id));
@@ -135,63 +136,52 @@ impl Engine {
         }
     }
 
-    /// Holds back the free devices of those requests for which there will be enough once others are released or
-    /// leases are suspended. What one of them can count on is taken out of `expected`.
+    /// Holds back devices for those requests for which there will be enough once others are released or leases are
+    /// suspended. What one of them can count on is taken out of `expected`.
     fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
         for entitled in requests {
             let may_have = self.may_have(&expected.used, &entitled);
-            let coming = &mut expected.coming;
-            let shared = coming.take_room(&self.pool, &entitled.demand, &may_have);
-            let taken = match shared {
-                Some(shared) => {
-                    // A request before may need a share of the device, too.
-                    if !self.pool.is_held_back(shared) {
-                        self.pool.hold_back(entitled.lease, vec![shared]);
-                    }
-                    vec![shared]
-                }
-                None => self.hold_devices_back_for(&entitled, &may_have, expected),
+            let Some(devices) = self.count_on(&entitled, &may_have, expected) else {
+                continue;
             };
-            self.count(&mut expected.used, &entitled, &taken);
+            self.count(&mut expected.used, &entitled, &devices);
+            // Nobody gets those that are being released before that, or what a lease has as a whole. Others could
+            // take the room beside those that are to make some, and would have to run for as long in turn.
+            let is_held = |it: &DeviceRef| self.pool.is_free(*it) || self.pool.is_shared(*it);
+            let held = devices.into_iter().filter(is_held).collect();
+            let demand = &entitled.demand;
+            let share_of = |device: &DeviceSpec| demand.share_of(device);
+            self.pool.hold_back(entitled.lease, held, share_of);
         }
     }
 
-    /// Holds back free devices for a request that may have these, and those that leases share which will make room
-    /// for it, if there will be enough. Returns the devices that are free or being released among those that it can
-    /// count on.
-    fn hold_devices_back_for(
-        &mut self,
+    /// Returns the devices on which a request can count that may have these, if there will be enough: free ones,
+    /// those that are being released, and those of the leases that could be suspended first.
+    fn count_on(
+        &self,
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
         expected: &mut Expected,
-    ) -> Vec<DeviceRef> {
-        let coming = expected.coming.devices.iter();
-        let coming = coming.filter(|(device_ref, _)| may_have.contains(device_ref));
-        let coming = coming.map(|(device_ref, is_free)| (*device_ref, *is_free));
-        let (free, ending): (Vec<_>, Vec<_>) = coming.partition(|(_, is_free)| *is_free);
-        let wanted = entitled.demand.devices as usize;
-        let missing = wanted.saturating_sub(free.len() + ending.len());
-        let victims = self.earliest_victims(&expected.borrowed, entitled, may_have, missing);
-        let Some(victims) = victims else {
-            return Vec::new();
-        };
-        // The next request cannot count on these leases, too.
-        let leases = victims.iter().flat_map(|it| &it.leases).copied();
-        let leases: BTreeSet<_> = leases.collect();
-        expected.borrowed.retain(|it| !leases.contains(&it.lease));
-        let free: Vec<_> = free.into_iter().map(|(device_ref, _)| device_ref).collect();
-        let ending = ending.into_iter().map(|(device_ref, _)| device_ref);
-        let ending = ending.take(wanted.saturating_sub(free.len()));
-        let mut held = self.pool.choose(&free, wanted).unwrap_or(free);
-        let taken: Vec<_> = held.iter().copied().chain(ending).collect();
-        expected.coming.take(&self.pool, &entitled.demand, &taken);
-        // Otherwise other leases could take the room beside those that are to make some, and these would have to
-        // run for as long as others before they make room.
-        let shared: Vec<_> = victims.iter().filter_map(|it| it.shared).collect();
-        expected.coming.leave_out(&shared);
-        held.extend(shared);
-        self.pool.hold_back(entitled.lease, held);
-        taken
+    ) -> Option<Vec<DeviceRef>> {
+        let Expected {
+            coming, borrowed, ..
+        } = expected;
+        let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
+        let free = coming.devices.iter();
+        let free = free.filter(|(at, is_free)| **is_free && may_have.contains(at));
+        let free: Vec<_> = free.map(|(device_ref, _)| *device_ref).collect();
+        let best = self.pool.choose(&free, wanted).unwrap_or(free);
+        let devices = coming.choose(&self.pool, demand, may_have, &best);
+        let missing = wanted.saturating_sub(devices.len());
+        let victims = self.earliest_victims(borrowed, entitled, may_have, coming, missing)?;
+        for victim in victims {
+            coming.add_freed(demand, &victim);
+            // The next request cannot count on these leases, too.
+            borrowed.retain(|it| !victim.leases.contains(&it.lease));
+        }
+        let devices = coming.choose(&self.pool, demand, may_have, &best);
+        coming.take(&self.pool, demand, &devices);
+        Some(devices)
     }
 
     /// Returns the requests that wait and are entitled to devices, in order.

@@ -218,8 +218,12 @@ impl Engine {
             return false;
         };
         let usable = self.usable_by(request, used);
-        let room = coming.take_room(&self.pool, &request.demand, &usable);
-        room.is_some()
+        coming.add_held(&self.pool, id);
+        let has_room = coming.take_room(&self.pool, &request.demand, &usable);
+        if !has_room {
+            coming.remove_held(&self.pool, id);
+        }
+        has_room
     }
 
     /// Returns whether a request or a lease waits for devices.
@@ -332,8 +336,7 @@ impl Engine {
     ) -> Option<Chosen> {
         let mut all = Chosen::default();
         let mut coming = coming.clone();
-        let share_of = |device: &DeviceSpec| self.share_that_waits(waiter.lease, device);
-        coming.extend(self.pool.held_and_coming(waiter.lease, share_of));
+        coming.extend(self.pool.held_and_coming(waiter.lease));
         let mut workers = BTreeSet::new();
         for alternatives in &waiter.parts {
             let is_taken = |need: &&Need| {

@@ -31,7 +31,7 @@ use super::Engine;
 use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement};
 use super::victims::{Borrowed, Victim, fewest};
-use crate::device::{Demand, DeviceSpec, Requirement};
+use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
@@ -66,39 +66,30 @@ impl Engine {
         let mut has_suspended = false;
         for entitled in waiting {
             let may_have = self.may_have(&used, &entitled);
-            let share_of = |device: &DeviceSpec| entitled.demand.share_of(device);
-            let held = self.pool.held_and_coming(entitled.lease, share_of);
-            if held.is_empty()
-                && let Some(shared) = coming.take_room(&self.pool, &entitled.demand, &may_have)
-            {
-                self.count(&mut used, &entitled, &[shared]);
-                continue;
-            }
-            let fits = |device_ref: &&DeviceRef| may_have.contains(device_ref);
-            let mut provided: Vec<_> = coming.devices.keys().filter(fits).copied().collect();
-            let wanted = (entitled.demand.devices as usize).saturating_sub(held.len());
-            provided.truncate(wanted);
-            let missing = wanted - provided.len();
-            let Some(victims) = self.victims(&borrowed, &entitled, &may_have, missing) else {
+            let held = self.pool.held_back_for(entitled.lease);
+            coming.add_held(&self.pool, entitled.lease);
+            let choose = |engine: &Self, coming: &Coming| {
+                coming.choose(&engine.pool, &entitled.demand, &may_have, &held)
+            };
+            let wanted = entitled.demand.devices as usize;
+            let missing = wanted.saturating_sub(choose(self, &coming).len());
+            let victims = self.victims(&borrowed, &entitled, &may_have, &coming, missing);
+            let Some(victims) = victims else {
+                coming.remove_held(&self.pool, entitled.lease);
                 continue;
             };
-            coming.take(&self.pool, &entitled.demand, &provided);
-            let mut freed = BTreeSet::new();
             for victim in victims {
-                let at = borrowed.iter().position(|it| it.lease == victim);
-                let Some(victim) = at.map(|at| borrowed.remove(at)) else {
-                    continue;
-                };
-                if self.make_room(&victim) {
-                    has_suspended = true;
-                    freed.extend(victim.devices.intersection(&may_have));
+                let leases = borrowed.extract_if(.., |it| victim.leases.contains(&it.lease));
+                let made_room: Vec<_> = leases.map(|it| self.make_room(&it)).collect();
+                has_suspended |= made_room.contains(&true);
+                if !made_room.contains(&false) {
+                    // The next request may use what this one does not need.
+                    coming.add_freed(&entitled.demand, &victim);
                 }
             }
-            // The next request may use what this one does not need.
-            let mut freed: Vec<_> = freed.into_iter().collect();
-            coming.add(freed.split_off(missing.min(freed.len())));
-            coming.take(&self.pool, &entitled.demand, &freed);
-            self.count(&mut used, &entitled, &[held, provided, freed].concat());
+            let devices = choose(self, &coming);
+            coming.take(&self.pool, &entitled.demand, &devices);
+            self.count(&mut used, &entitled, &devices);
         }
         has_suspended
     }
@@ -120,12 +111,13 @@ impl Engine {
         borrowed: &[Borrowed],
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
+        coming: &Coming,
         missing: usize,
-    ) -> Option<Vec<LeaseId>> {
+    ) -> Option<Vec<Victim>> {
         if missing == 0 {
             return Some(Vec::new());
         }
-        let candidates = self.possible_victims(borrowed, entitled, may_have);
+        let candidates = self.possible_victims(borrowed, entitled, may_have, coming);
         let (too_early, candidates): (Vec<_>, Vec<_>) = candidates
             .into_iter()
             .partition(|(suspendable_at, _)| *suspendable_at > self.now);
@@ -160,6 +152,7 @@ impl Engine {
         borrowed: &[Borrowed],
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
+        coming: &Coming,
     ) -> Vec<(Timestamp, Victim)> {
         let (mut candidates, mut sharing) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
         for it in borrowed {
@@ -173,16 +166,12 @@ impl Engine {
                 None => candidates.push((it.suspendable_at, Victim::of(&[it], useful))),
             }
         }
-        // The rest of a device that is held back for another request is of no use for this one.
-        let is_held_for = |at: DeviceRef| self.pool.holder_of(at).unwrap_or(entitled.lease);
         let sharing = sharing.into_iter();
-        let sharing =
-            sharing.filter(|(at, _)| at.is_some_and(|at| is_held_for(at) == entitled.lease));
         let sharing = sharing.filter_map(|(device_ref, sharing)| {
             let is_due = |it: &&Borrowed| it.suspendable_at <= self.now;
             let due = sharing.iter().copied().filter(is_due).collect();
-            let due = self.sharing_to_suspend(device_ref?, due, &entitled.demand);
-            let all = || self.sharing_to_suspend(device_ref?, sharing, &entitled.demand);
+            let due = self.sharing_to_suspend(device_ref?, due, entitled, coming);
+            let all = || self.sharing_to_suspend(device_ref?, sharing, entitled, coming);
             let chosen = due.or_else(all)?;
             let at = chosen.iter().map(|it| it.suspendable_at).max()?;
             Some((at, Victim::of(&chosen, 1)))
@@ -198,11 +187,12 @@ impl Engine {
         borrowed: &[Borrowed],
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
+        coming: &Coming,
         missing: usize,
     ) -> Option<Vec<Victim>> {
         let mut candidates = match missing {
             0 => Vec::new(),
-            _ => self.possible_victims(borrowed, entitled, may_have),
+            _ => self.possible_victims(borrowed, entitled, may_have, coming),
         };
         candidates.sort_by_key(|(at, it)| (*at, it.leases.len(), it.leases.first().copied()));
         let mut useful = 0;
@@ -217,19 +207,21 @@ impl Engine {
     }
 
     /// Returns those leases which must be suspended of the ones that share a device, for a request that demands
-    /// it or a share of it; `None` if these are not enough.
+    /// it or a share of it beside what is `coming` for others; `None` if these are not enough.
     fn sharing_to_suspend<'a>(
         &self,
         device_ref: DeviceRef,
         sharing: Vec<&'a Borrowed>,
-        demand: &Demand,
+        entitled: &Entitled,
+        coming: &Coming,
     ) -> Option<Vec<&'a Borrowed>> {
         let device = self.pool.device(device_ref)?;
-        let Some(needed) = demand.share_of(device) else {
+        let Some(needed) = entitled.demand.share_of(device) else {
             let is_all = sharing.len() == self.pool.holders_of(device_ref).count();
-            return is_all.then_some(sharing);
+            let is_left = self.pool.is_held_for_none_but(entitled.lease, device_ref);
+            return (is_all && is_left).then_some(sharing);
         };
-        let room = self.pool.left_of(device_ref)?;
+        let room = coming.room(device_ref)?;
         let mut shares: Vec<_> = sharing
             .into_iter()
             .filter_map(|it| Some((it.device_share?, it)))

@@ -261,9 +261,7 @@ impl Engine {
         let usable = self.pool.usable(may_have);
         let free = self.pool.free_or_ending().into_keys();
         let mut coming: BTreeSet<_> = free.collect();
-        let waiting = self.queue.get(request);
-        let share_of = |device: &DeviceSpec| waiting?.demand.share_of(device);
-        coming.extend(self.pool.held_and_coming(request, share_of));
+        coming.extend(self.pool.held_and_coming(request));
         // The end of a lease frees its devices, or its share of one.
         let whole = |id: LeaseId| self.leases.get(id).filter(|it| it.share().is_none());
         for lease in self.leases.index().passing(request) {

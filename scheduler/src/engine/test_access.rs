@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use tensord_proto::ids::LeaseId;
 use tensord_proto::share::DeviceShare;
 
 use super::Engine;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::leases::Leases;
+use crate::pool::Holds;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
@@ -42,8 +42,8 @@ impl Engine {
         }
     }
 
-    /// Returns the devices that are held back, each with the lease that waits for more of them.
-    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+    /// Returns what is held back of devices, each with the leases that wait for more.
+    pub(crate) fn held_back(&self) -> &Holds {
         self.pool.held_back()
     }
 

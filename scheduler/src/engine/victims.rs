@@ -50,10 +50,12 @@ pub(super) struct Victim {
     pub(super) leases: Vec<LeaseId>,
     /// The device, if leases share it.
     pub(super) shared: Option<DeviceRef>,
-    /// The number of these devices.
+    /// The shares that they have of it.
+    pub(super) shares: Vec<Share>,
+    /// All its devices.
+    pub(super) devices: BTreeSet<DeviceRef>,
+    /// The number of those that the request could get.
     pub(super) useful: usize,
-    /// The number of all its devices.
-    pub(super) all: usize,
     pub(super) is_spot: bool,
     pub(super) tenant_share: u64,
     pub(super) granted_at: Timestamp,
@@ -64,18 +66,17 @@ impl Victim {
     pub(super) fn of(leases: &[&Borrowed], useful: usize) -> Self {
         let shares = leases.iter().map(|it| it.tenant_share);
         let granted_at = leases.iter().map(|it| it.granted_at);
+        let devices = leases.iter().flat_map(|it| &it.devices).copied();
+        let devices: BTreeSet<_> = devices.collect();
+        let device_shares = leases.iter().filter_map(|it| it.device_share);
+        let device_shares: Vec<_> = device_shares.collect();
+        let shared = devices.first().copied();
         Self {
             leases: leases.iter().map(|it| it.lease).collect(),
-            shared: leases
-                .iter()
-                .find(|it| it.device_share.is_some())
-                .and_then(|it| it.devices.first().copied()),
+            shared: shared.filter(|_| !device_shares.is_empty()),
+            shares: device_shares,
+            devices,
             useful,
-            all: leases
-                .iter()
-                .map(|it| it.devices.len())
-                .max()
-                .unwrap_or_default(),
             is_spot: leases.iter().all(|it| it.is_spot),
             // They deserve to be spared as much as the one that deserves it most.
             tenant_share: shares.min().unwrap_or_default(),
@@ -85,10 +86,10 @@ impl Victim {
 }
 
 /// Returns the fewest of these leases that have `missing` useful devices together, which all have.
-pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId> {
+pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
     candidates.sort_by_key(|victim| {
         let by_merit = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
-        let size = (victim.useful, victim.leases.len(), victim.all);
+        let size = (victim.useful, victim.leases.len(), victim.devices.len());
         (size, by_merit, victim.leases.clone())
     });
     let mut chosen = Vec::new();
@@ -100,7 +101,7 @@ pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId
         let at = candidates.partition_point(|victim| victim.useful < wanted);
         let victim = candidates.remove(at);
         left = left.saturating_sub(victim.useful);
-        chosen.extend(victim.leases);
+        chosen.push(victim);
     }
     chosen
 }
@@ -108,7 +109,7 @@ pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<LeaseId
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::at;
+    use crate::tests::{at, device_ref};
 
     /// Asserts which leases are suspended. `victims` have the number of devices, of which all are useful, the
     /// share, and the time of the grant of each; its number is the lease's.
@@ -118,14 +119,15 @@ mod tests {
         let victims = victims.map(|(id, (count, share, granted_at))| Victim {
             leases: vec![LeaseId(id)],
             shared: None,
+            shares: Vec::new(),
+            devices: (0..*count as u32).map(|at| device_ref(1, at)).collect(),
             useful: *count,
-            all: *count,
             is_spot: false,
             tenant_share: share.to_bits(),
             granted_at: at(*granted_at),
         });
         let chosen = fewest(victims.collect(), missing);
-        let chosen: Vec<_> = chosen.iter().map(|lease| lease.0).collect();
+        let chosen: Vec<_> = chosen.iter().map(|it| it.leases[0].0).collect();
         assert_eq!(chosen, expected);
     }
 
@@ -156,12 +158,15 @@ mod tests {
         let victim = |lease, all| Victim {
             leases: vec![LeaseId(lease)],
             shared: None,
+            shares: Vec::new(),
+            devices: (0..all).map(|at| device_ref(1, at)).collect(),
             useful: 1,
-            all,
             is_spot: false,
             tenant_share: 0,
             granted_at: at(0),
         };
-        assert_eq!(fewest(vec![victim(1, 8), victim(2, 1)], 1), [LeaseId(2)]);
+        let chosen = fewest(vec![victim(1, 8), victim(2, 1)], 1);
+        assert_eq!(chosen[0].leases, [LeaseId(2)]);
+        assert_eq!(chosen.len(), 1);
     }
 }

@@ -27,7 +27,7 @@ impl Pool {
         let own = held_back.iter().copied();
         let share_of =
             |device: &DeviceSpec| demand.share_of(Some(device).filter(|it| accepts(it))?);
-        let mut own = own.filter(|it| self.has_room(*it, share_of));
+        let mut own = own.filter(|it| self.has_room(lease, *it, share_of));
         if let Some(shared) = shared.or_else(|| own.next()) {
             return Feasibility::Fits(vec![shared]);
         }
@@ -66,7 +66,7 @@ impl Pool {
     }
 
     /// Returns whether nothing has a device, and a lease may get it now.
-    fn is_free(&self, device_ref: DeviceRef) -> bool {
+    pub(crate) fn is_free(&self, device_ref: DeviceRef) -> bool {
         let worker = self.get(device_ref.worker);
         worker.is_some_and(|worker| worker.usage(device_ref.index) == Usage::Free)
     }
@@ -119,19 +119,18 @@ impl Pool {
     pub(crate) fn free_or_ending(&self) -> BTreeMap<DeviceRef, bool> {
         let devices = self.usages().filter(|(device_ref, _, usage)| {
             let is_wanted = matches!(usage, Usage::Free | Usage::Ending);
-            is_wanted && self.held_back.holder(*device_ref).is_none()
+            is_wanted && self.held_back.for_others(*device_ref, None).is_nothing()
         });
         devices
             .map(|(device_ref, _, usage)| (device_ref, usage == Usage::Free))
             .collect()
     }
 
-    /// Returns what leases could get of the devices that others have shares of and that are not held back, once
-    /// these are released by ended leases.
+    /// Returns what leases could get of the devices that others have shares of, or of which shares are held back,
+    /// once these are released by ended leases: nothing, or less, if more is held back than is left.
     pub(crate) fn coming_rooms(&self) -> BTreeMap<DeviceRef, Room> {
         let devices = self.usages().map(|(device_ref, ..)| device_ref);
-        let devices = devices.filter(|it| self.held_back.holder(*it).is_none());
-        let rooms = devices.filter_map(|it| Some((it, self.coming_room(it)?)));
+        let rooms = devices.filter_map(|it| Some((it, self.room_for(None, it, false)?)));
         rooms.collect()
     }
 
@@ -197,8 +196,7 @@ impl Pool {
     ) -> impl Iterator<Item = (u64, u32)> {
         worker.free(accepts).filter(move |(_, index)| {
             let (worker, index) = (id, *index);
-            let holder = self.held_back.holder(DeviceRef { worker, index });
-            holder.is_none_or(|holder| holder == lease)
+            self.is_held_for_none_but(lease, DeviceRef { worker, index })
         })
     }
 }

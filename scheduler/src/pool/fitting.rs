@@ -112,19 +112,20 @@ impl Pool {
         let share_of =
             |device: &DeviceSpec| requirement.share.filter(|_| requirement.accepts(device));
         let held_back = self.held_back_for(lease).into_iter();
-        let held_back = held_back.filter(|it| self.has_room(*it, share_of));
+        let held_back = held_back.filter(|it| self.has_room(lease, *it, share_of));
         self.index.with_room(share_of).chain(held_back).collect()
     }
 
-    /// Returns whether a device that leases share has room for the share of it that `share_of` returns.
+    /// Returns whether a device that leases share, or of which shares are held back for others than this one, has
+    /// room for the share of it that `share_of` returns.
     pub(super) fn has_room(
         &self,
+        lease: LeaseId,
         device_ref: DeviceRef,
         share_of: impl Fn(&DeviceSpec) -> Option<Share>,
     ) -> bool {
         let share = self.device(device_ref).and_then(share_of);
-        let worker = self.get(device_ref.worker);
-        let room = worker.and_then(|worker| worker.room(device_ref.index, true));
+        let room = self.room_for(Some(lease), device_ref, true);
         share
             .zip(room)
             .is_some_and(|(share, room)| room.has_room(share))
@@ -145,16 +146,12 @@ impl Pool {
             |device: &DeviceSpec| requirement.share.filter(|_| requirement.accepts(device));
         let devices = self.get(worker).into_iter().flat_map(Worker::devices);
         let devices = devices.map(|(index, ..)| DeviceRef { worker, index });
-        let with_room = devices.filter(|it| self.has_room(*it, share_of));
+        let with_room = devices.filter(|it| self.has_room(lease, *it, share_of));
         let known = self.get(worker).into_iter();
         let free = known.flat_map(|known| known.free(&accepts));
         let free = free.map(|(_, index)| DeviceRef { worker, index });
-        let free = with_room.chain(free);
-        let fits = |device_ref: &DeviceRef| {
-            let holder = self.held_back.holder(*device_ref);
-            holder.is_none_or(|holder| holder == lease)
-        };
-        let mut fitting: Vec<_> = free.filter(fits).collect();
+        let free = free.filter(|it| self.is_held_for_none_but(lease, *it));
+        let mut fitting: Vec<_> = with_room.chain(free).collect();
         let is_equal = |device_ref: &DeviceRef| {
             let device = self.device(*device_ref);
             device.is_some_and(|device| requirement.is_equal(device))

@@ -1,73 +1,131 @@
 //! The devices that are held back for leases and requests: free devices for those that need more than these, and
-//! devices of which others have shares for those that need a share, or for which these are to make room.
+//! shares of devices that others share, or of which shares are held back for others.
+//!
+//! More can be held back of a device that leases share than is left of it, if some of these are to make room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
-use super::Pool;
+use super::{Pool, Room};
 use crate::by_key;
 use crate::device::{DeviceSpec, Share};
 use crate::event::DeviceRef;
 
-/// Devices of which only one lease may get some, or the request that is to become it.
+/// What is held back of each device: for one lease, or the request that is to become it, all of the device, `None`,
+/// or for several a share each.
+pub(crate) type Holds = BTreeMap<DeviceRef, BTreeMap<LeaseId, Option<Share>>>;
+
+/// What is held back of devices.
 #[derive(Debug, Default)]
 pub(super) struct HeldBack {
-    by_device: BTreeMap<DeviceRef, LeaseId>,
+    by_device: Holds,
     by_lease: BTreeMap<LeaseId, BTreeSet<DeviceRef>>,
 }
 
-impl HeldBack {
-    /// Returns the lease for which a device is held back, if it is.
-    pub(super) fn holder(&self, device_ref: DeviceRef) -> Option<LeaseId> {
-        self.by_device.get(&device_ref).copied()
+/// What is held back of a device for others.
+pub(super) enum Held {
+    Nothing,
+    Shares(Vec<Share>),
+    Whole,
+}
+
+impl Held {
+    pub(super) fn is_nothing(&self) -> bool {
+        matches!(self, Self::Nothing)
     }
 
-    /// Holds a device back no more. Returns whether it was.
-    pub(super) fn remove(&mut self, device_ref: DeviceRef) -> bool {
-        let lease = self.by_device.remove(&device_ref);
-        if let Some(lease) = &lease {
-            by_key::remove(&mut self.by_lease, lease, &device_ref);
+    /// Returns what it leaves of a room, if that may be something.
+    pub(super) fn left_of(&self, mut room: Room) -> Option<Room> {
+        match self {
+            Self::Nothing => Some(room),
+            Self::Shares(shares) => {
+                shares.iter().for_each(|share| room.subtract(*share));
+                Some(room)
+            }
+            Self::Whole => None,
         }
-        lease.is_some()
+    }
+}
+
+impl HeldBack {
+    /// Returns what is held back of a device for others than this lease, or for any.
+    pub(super) fn for_others(&self, device_ref: DeviceRef, lease: Option<LeaseId>) -> Held {
+        let held = self.by_device.get(&device_ref).into_iter().flatten();
+        let others = held.filter(|(holder, _)| Some(**holder) != lease);
+        let shares: Option<Vec<_>> = others.map(|(_, share)| *share).collect();
+        match shares {
+            Some(shares) if shares.is_empty() => Held::Nothing,
+            Some(shares) => Held::Shares(shares),
+            None => Held::Whole,
+        }
     }
 
-    fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId) {
-        self.remove(device_ref);
-        self.by_device.insert(device_ref, lease);
+    /// Returns the leases for which something of a device is held back.
+    pub(super) fn holders(&self, device_ref: DeviceRef) -> impl Iterator<Item = LeaseId> {
+        let held = self.by_device.get(&device_ref).into_iter().flatten();
+        held.map(|(lease, _)| *lease)
+    }
+
+    /// Holds nothing of a device back for a lease any more. Returns whether something was.
+    pub(super) fn remove(&mut self, device_ref: DeviceRef, lease: LeaseId) -> bool {
+        let held = self.by_device.get_mut(&device_ref);
+        let was_held = held.is_some_and(|held| held.remove(&lease).is_some());
+        if self
+            .by_device
+            .get(&device_ref)
+            .is_some_and(BTreeMap::is_empty)
+        {
+            self.by_device.remove(&device_ref);
+        }
+        by_key::remove(&mut self.by_lease, &lease, &device_ref);
+        was_held
+    }
+
+    fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId, share: Option<Share>) {
+        let held = self.by_device.entry(device_ref).or_default();
+        held.insert(lease, share);
         by_key::insert(&mut self.by_lease, lease, device_ref);
     }
 }
 
 impl Pool {
-    /// Removes and returns the devices that are held back. [`hold_back`](Self::hold_back) and then
+    /// Removes and returns what is held back. [`hold_back`](Self::hold_back) and then
     /// [`compare_held_back`](Self::compare_held_back) must follow.
-    pub(crate) fn take_held_back(&mut self) -> BTreeMap<DeviceRef, LeaseId> {
+    pub(crate) fn take_held_back(&mut self) -> Holds {
         let taken = mem::take(&mut self.held_back).by_device;
         self.refresh(taken.keys().map(|device_ref| device_ref.worker).collect());
         taken
     }
 
-    /// Holds back devices for a lease that needs more than these, or for which leases of them are to make room.
-    pub(crate) fn hold_back(&mut self, lease: LeaseId, free: Vec<DeviceRef>) {
-        for device_ref in &free {
-            self.held_back.insert(*device_ref, lease);
+    /// Holds back devices for a lease, or of each the share that `share_of` returns. Nothing of them is held back
+    /// for others, unless all hold shares.
+    pub(crate) fn hold_back(
+        &mut self,
+        lease: LeaseId,
+        devices: Vec<DeviceRef>,
+        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
+    ) {
+        for device_ref in &devices {
+            let share = self.device(*device_ref).and_then(&share_of);
+            self.held_back.insert(*device_ref, lease, share);
         }
-        self.refresh(free.iter().map(|device_ref| device_ref.worker).collect());
+        self.refresh(devices.iter().map(|it| it.worker).collect());
     }
 
     /// Holds no devices back for these leases any more. Returns whether some were.
     pub(crate) fn drop_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
-        let mut dropped = BTreeSet::new();
+        let mut workers = BTreeSet::new();
         for lease in leases {
-            dropped.extend(self.held_back_for(*lease));
+            for device_ref in self.held_back_for(*lease) {
+                self.held_back.remove(device_ref, *lease);
+                workers.insert(device_ref.worker);
+            }
         }
-        for device_ref in &dropped {
-            self.held_back.remove(*device_ref);
-        }
-        self.refresh(dropped.iter().map(|device_ref| device_ref.worker).collect());
-        !dropped.is_empty()
+        let were_some = !workers.is_empty();
+        self.refresh(workers);
+        were_some
     }
 
     /// Holds no devices back any more for leases that need none. Demands may then fit that did not. Returns
@@ -78,9 +136,10 @@ impl Pool {
         were_some
     }
 
-    /// Returns whether a device is held back for a lease.
-    pub(crate) fn is_held_back(&self, device_ref: DeviceRef) -> bool {
-        self.held_back.holder(device_ref).is_some()
+    /// Returns whether nothing of a device is held back for others than this lease.
+    pub(crate) fn is_held_for_none_but(&self, lease: LeaseId, device_ref: DeviceRef) -> bool {
+        let held = self.held_back.for_others(device_ref, Some(lease));
+        held.is_nothing()
     }
 
     /// Returns the leases for which devices are held back.
@@ -88,36 +147,52 @@ impl Pool {
         self.held_back.by_lease.keys().copied()
     }
 
-    /// Returns the devices that are held back for a lease.
+    /// Returns the devices that are held back for a lease, or shares of them.
     pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
         let held_back = self.held_back.by_lease.get(&lease);
         held_back.into_iter().flatten().copied().collect()
     }
 
-    /// Returns the lease for which a device is held back, if it is.
-    pub(crate) fn holder_of(&self, device_ref: DeviceRef) -> Option<LeaseId> {
-        self.held_back.holder(device_ref)
-    }
-
-    /// Returns the devices that are held back for a lease and that it can have once ended leases have left them,
-    /// if it needs the shares of them that `share_of` returns: not those whose leases have yet to make room.
-    pub(crate) fn held_and_coming(
-        &self,
-        lease: LeaseId,
-        share_of: impl Fn(&DeviceSpec) -> Option<Share>,
-    ) -> Vec<DeviceRef> {
-        let mut held = self.held_back_for(lease);
-        held.retain(|device_ref| {
-            let is_unused = self.holders_of(*device_ref).next().is_none();
-            let share = self.device(*device_ref).and_then(&share_of);
-            let room = self.coming_room(*device_ref).zip(share);
-            is_unused || room.is_some_and(|(room, share)| room.has_room(share))
+    /// Returns the devices that are held back for a lease, with the share of each that is; `None` for all of it.
+    pub(crate) fn holds_of(&self, lease: LeaseId) -> Vec<(DeviceRef, Option<Share>)> {
+        let devices = self.held_back_for(lease).into_iter();
+        let holds = devices.filter_map(|device_ref| {
+            let held = self.held_back.by_device.get(&device_ref)?;
+            Some((device_ref, *held.get(&lease)?))
         });
-        held
+        holds.collect()
     }
 
-    /// Records whether other devices are held back than `before`: demands may then fit that did not.
-    pub(crate) fn compare_held_back(&mut self, before: &BTreeMap<DeviceRef, LeaseId>) {
+    /// Returns the devices that are held back for a lease and that it can have once ended leases have left them:
+    /// not those whose leases have yet to make room.
+    pub(crate) fn held_and_coming(&self, lease: LeaseId) -> Vec<DeviceRef> {
+        let holds = self.holds_of(lease).into_iter();
+        let coming = holds.filter(|(device_ref, share)| {
+            let room = self.room_for(Some(lease), *device_ref, false);
+            match room.zip(*share) {
+                Some((room, share)) => room.has_room(share),
+                None => self.is_unused(*device_ref),
+            }
+        });
+        coming.map(|(device_ref, _)| device_ref).collect()
+    }
+
+    /// Returns what a lease, or else one for which nothing is held back, could get of a device that others share, or
+    /// of which shares are held back for others: now, or once ended leases have left it.
+    pub(crate) fn room_for(
+        &self,
+        lease: Option<LeaseId>,
+        device_ref: DeviceRef,
+        is_now: bool,
+    ) -> Option<Room> {
+        let held = self.held_back.for_others(device_ref, lease);
+        let worker = self.get(device_ref.worker)?;
+        let room = worker.room(device_ref.index, is_now, !held.is_nothing())?;
+        held.left_of(room)
+    }
+
+    /// Records whether something else is held back than `before`: demands may then fit that did not.
+    pub(crate) fn compare_held_back(&mut self, before: &Holds) {
         self.changed |= self.held_back.by_device != *before;
     }
 
@@ -131,7 +206,7 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    pub(crate) fn held_back(&self) -> &BTreeMap<DeviceRef, LeaseId> {
+    pub(crate) fn held_back(&self) -> &Holds {
         &self.held_back.by_device
     }
 }

@@ -9,6 +9,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 use tensord_proto::share::{DeviceShare, MAX_LANES, lane};
 
+use super::held_back::Held;
 use super::index::{ClassCounts, DeviceClass, GroupKey, WorkerKeys};
 use super::room::Room;
 use crate::device::DeviceSpec;
@@ -239,12 +240,17 @@ impl Worker {
         Some(left)
     }
 
-    /// Returns what a lease could get of a device that others have shares of, now, or once it is released by
-    /// ended leases.
-    pub(super) fn room(&self, index: u32, is_now: bool) -> Option<Room> {
-        let is_shared = self.usage(index) == Usage::Leased && self.stream.is_some();
-        let left = self.left_of(index, is_now).filter(|_| is_shared);
-        left.filter(|left| !left.is_empty())
+    /// Returns what is left of a device that others have shares of, or of which shares are held back: now, or once
+    /// it is released by ended leases.
+    pub(super) fn room(&self, index: u32, is_now: bool, is_partly_held: bool) -> Option<Room> {
+        let is_shared = match self.usage(index) {
+            Usage::Leased => true,
+            Usage::Free => is_partly_held,
+            Usage::Ending => is_partly_held && !is_now,
+            Usage::Draining | Usage::OutOfService | Usage::Unreachable => false,
+        };
+        let is_shared = is_shared && self.stream.is_some();
+        self.left_of(index, is_now).filter(|_| is_shared)
     }
 
     /// Returns the first lane of a device that no lease has, nor an ended one that has not left it; the whole
@@ -335,23 +341,23 @@ impl Worker {
         before != self.out_of_service
     }
 
-    /// Returns the keys of the worker in the index; `is_held_back` returns whether the device with an
-    /// index is held back.
-    pub(super) fn keys(&self, is_held_back: impl Fn(u32) -> bool) -> WorkerKeys {
+    /// Returns the keys of the worker in the index; `held_back` returns what is held back of the device with an
+    /// index.
+    pub(super) fn keys(&self, held_back: impl Fn(u32) -> Held) -> WorkerKeys {
         let (mut offered, mut free) = (ClassCounts::default(), ClassCounts::default());
         let mut rooms = Vec::new();
         for (index, class) in (0..).zip(&self.classes) {
             if self.is_offered(index) {
                 offered.add(class, 1);
             }
-            if self.usage(index) == Usage::Free && !is_held_back(index) {
+            let held = held_back(index);
+            if self.usage(index) == Usage::Free && held.is_nothing() {
                 free.add(class, 1);
             }
-            if let Some(room) = self.room(index, true)
-                && !is_held_back(index)
-            {
-                rooms.push((class.clone(), room, index));
-            }
+            let room = self.room(index, true, !held.is_nothing());
+            let room = room.and_then(|room| held.left_of(room));
+            let room = room.filter(|room| !room.is_empty());
+            rooms.extend(room.map(|room| (class.clone(), room, index)));
         }
         let group = GroupKey {
             offered,

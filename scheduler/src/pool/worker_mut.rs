@@ -52,7 +52,7 @@ impl Drop for WorkerMut<'_> {
 
 /// Returns the keys of a worker in the index.
 pub(super) fn keys_of(id: WorkerId, worker: &Worker, held_back: &HeldBack) -> WorkerKeys {
-    worker.keys(|index| held_back.holder(DeviceRef { worker: id, index }).is_some())
+    worker.keys(|index| held_back.for_others(DeviceRef { worker: id, index }, None))
 }
 
 impl Pool {

@@ -130,7 +130,7 @@ impl World {
     pub(super) fn check_keepers(&self) {
         for (id, lease) in self.engine.leases().iter() {
             let share = lease.share();
-            let free = self.available(&|_| share);
+            let free = self.available(&|_| share, id);
             self.check_held_back(id, lease, &free);
             self.check_resuming(id, lease, &free);
             self.check_handover(id, lease);
@@ -156,8 +156,7 @@ impl World {
                 let mut places = places.chain(self.with_store(store));
                 let fits_at = |free: &&DeviceRef, worker: WorkerId| {
                     let accepts = requirement.accepts(self.device(**free));
-                    let holder = self.engine.held_back().get(free);
-                    free.worker == worker && accepts && holder.is_none_or(|holder| *holder == id)
+                    free.worker == worker && accepts
                 };
                 let has_room = places.any(|worker| {
                     let ends = self.workers[worker.0 as usize].unanswered.contains(&id);
@@ -335,14 +334,14 @@ impl World {
     /// whose devices are held back for it.
     fn check_destinations(&self, id: LeaseId, lease: &Lease) -> BTreeSet<WorkerId> {
         let held_back = self.engine.held_back().iter();
-        let held_back = held_back.filter(|(_, holder)| **holder == id);
+        let held_back = held_back.filter(|(_, holders)| holders.contains_key(&id));
         let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
         let workers: BTreeSet<_> = held_back.iter().map(|it| it.worker).collect();
         if !matches!(lease.standing, Standing::Resuming { .. }) {
             return BTreeSet::new();
         }
         let share = lease.share();
-        let free = self.available(&|_| share);
+        let free = self.available(&|_| share, id);
         let is_there = |holder: &WorkerId| {
             let worker = &self.workers[holder.0 as usize];
             let is_connected = worker.known.as_ref().is_some_and(|known| known.connected);
@@ -351,10 +350,7 @@ impl World {
         let candidates = lease.parts.iter().map(|part| {
             let fits = |worker: &WorkerId| {
                 let fitting = free.iter().filter(|free| {
-                    let other = self.engine.held_back().get(free);
-                    free.worker == *worker
-                        && part.requirement.accepts(self.device(**free))
-                        && other.is_none_or(|other| *other == id)
+                    free.worker == *worker && part.requirement.accepts(self.device(**free))
                 });
                 let ends = self.workers[worker.0 as usize].unanswered.contains(&id);
                 let has_snapshots = part.holders.contains(worker)
@@ -403,10 +399,7 @@ impl World {
         }
         let can_go_on_at = |holder: &WorkerId, part: &SuspendedPart| {
             let fits = |free: &&DeviceRef| {
-                let other = self.engine.held_back().get(free);
-                free.worker == *holder
-                    && part.requirement.accepts(self.device(**free))
-                    && other.is_none_or(|other| *other == id)
+                free.worker == *holder && part.requirement.accepts(self.device(**free))
             };
             let ends = self.workers[holder.0 as usize].unanswered.contains(&id);
             !ends && free.iter().filter(fits).count() >= part.devices
@@ -439,7 +432,7 @@ impl World {
     /// snapshots.
     fn check_held_back(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
         let held_back = self.engine.held_back().iter();
-        let held_back = held_back.filter(|(_, holder)| **holder == id);
+        let held_back = held_back.filter(|(_, holders)| holders.contains_key(&id));
         let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
         let is_attached = self
             .clients

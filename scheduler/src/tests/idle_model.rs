@@ -231,9 +231,8 @@ impl World {
     /// Returns the devices that are free or will be, and that a request could get.
     fn coming_for(&self, waiting: &SimRequest) -> Vec<DeviceRef> {
         let coming = self.coming().into_iter().filter(|device_ref| {
-            let holder = self.engine.held_back().get(device_ref);
-            let is_other = holder.is_some_and(|holder| *holder != waiting.lease);
-            !is_other && self.could_get(waiting, *device_ref)
+            let is_own = self.is_held_for_none_but(waiting.lease, *device_ref);
+            is_own && self.could_get(waiting, *device_ref)
         });
         coming.collect()
     }

@@ -404,13 +404,7 @@ impl World {
 
     /// Returns the devices that a request could get now.
     fn grantable_to(&self, waiting: &SimRequest) -> BTreeSet<DeviceRef> {
-        let lease = waiting.lease;
-        let mut free = self.available(&needs_of(waiting));
-        free.retain(|device_ref| {
-            let holder = self.engine.held_back().get(device_ref);
-            holder.is_none_or(|holder| *holder == lease)
-        });
-        free
+        self.available(&needs_of(waiting), waiting.lease)
     }
 
     /// Returns whether a request could be granted if nothing were leased.

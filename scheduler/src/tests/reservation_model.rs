@@ -141,8 +141,7 @@ impl World {
         let known = self.leases.as_ref()?;
         let is_own = |it: &DeviceRef| classes.contains(&class_of(self.device(*it)));
         let coming = self.coming().into_iter().filter(|device_ref| {
-            let holder = self.engine.held_back().get(device_ref);
-            is_own(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
+            is_own(device_ref) && self.is_held_for_none_but(waiting.lease, *device_ref)
         });
         let mut coming: BTreeSet<_> = coming.collect();
         let devices = |lease: &SimLease| {

@@ -81,20 +81,40 @@ impl World {
         }
     }
 
-    /// Returns the devices that leases could get now that need so much of one, beside others if these have shares.
-    pub(super) fn available(&self, needs: Needs<'_>) -> BTreeSet<DeviceRef> {
+    /// Returns the devices that a lease could get now that needs so much of one, beside others if these have shares
+    /// or some are held back for them.
+    pub(super) fn available(&self, needs: Needs<'_>, lease: LeaseId) -> BTreeSet<DeviceRef> {
         let mut available = self.free();
-        available.extend(self.with_room(needs, &BTreeSet::new(), true));
+        available.retain(|it| self.is_held_for_none_but(lease, *it));
+        available.extend(self.with_room(needs, &BTreeSet::new(), true, lease));
         available
     }
 
-    /// Returns the devices that leases share which have so much left: beside all of them but those that are
-    /// `gone`, and beside the ended ones that have not left it if `with_ending`.
+    /// Returns what is held back of a device for others than a lease; `None` for all of it.
+    fn held_for_others(&self, device_ref: DeviceRef, lease: LeaseId) -> Vec<Option<Share>> {
+        let held = self.engine.held_back().get(&device_ref);
+        let others = held.into_iter().flatten().filter(|(of, _)| **of != lease);
+        others.map(|(_, share)| *share).collect()
+    }
+
+    pub(super) fn is_held_for_none_but(&self, lease: LeaseId, device_ref: DeviceRef) -> bool {
+        self.held_for_others(device_ref, lease).is_empty()
+    }
+
+    pub(super) fn is_held_for(&self, lease: LeaseId, device_ref: DeviceRef) -> bool {
+        let held = self.engine.held_back().get(&device_ref);
+        held.is_some_and(|held| held.contains_key(&lease))
+    }
+
+    /// Returns the devices that leases share, or of which shares are held back for others, which have so much left
+    /// for a lease: beside what is held back for others, all leases but those that are `gone`, and the ended ones that
+    /// have not left it if `with_ending`.
     pub(super) fn with_room(
         &self,
         needs: Needs<'_>,
         gone: &BTreeSet<LeaseId>,
         with_ending: bool,
+        lease: LeaseId,
     ) -> BTreeSet<DeviceRef> {
         let workers = self.engine.snapshot().workers.into_iter();
         let workers = workers.filter(|worker| worker.connected && !worker.draining);
@@ -109,8 +129,11 @@ impl World {
             let ending = self.engine.ending_shares(*at).into_iter();
             let ending = ending.filter(|_| with_ending);
             let rest = it.leases.iter().filter(|(lease, _)| !gone.contains(lease));
-            let rest = rest.map(|(_, share)| *share);
-            let Some(shares) = rest.chain(ending).collect::<Option<Vec<_>>>() else {
+            let rest = rest.map(|(_, share)| *share).chain(ending);
+            let rest = rest.map(|share| share.map(Share::from));
+            let held = self.held_for_others(*at, lease);
+            let is_shared = !it.leases.is_empty() || !held.is_empty();
+            let Some(shares) = rest.chain(held).collect::<Option<Vec<_>>>() else {
                 return false;
             };
             let permille: u32 = shares.iter().map(|it| it.permille).sum();
@@ -118,7 +141,7 @@ impl World {
             let is_enough = permille + needed.permille <= 1000
                 && bytes + needed.memory_bytes <= it.device.memory_bytes
                 && shares.len() < 16;
-            is_enough && !it.leases.is_empty() && it.out_of_service.is_none()
+            is_enough && is_shared && it.out_of_service.is_none()
         });
         with_room.map(|(at, _)| at).collect()
     }

@@ -3,7 +3,7 @@
 use tensord_proto::share::DeviceShare;
 
 use super::reclaim::reclaimed;
-use super::suspension::end_and_keep;
+use super::suspension::{end_and_keep, hold};
 use super::tenants::{attach_of, kinds, queued_guaranteed, set_policy};
 use super::*;
 use crate::device::Share;
@@ -530,4 +530,87 @@ fn the_room_of_a_device_that_is_needed_as_a_whole_is_held_back() {
         ),
     ];
     check(borrowed_shares().into_iter().chain(steps));
+}
+
+/// What the suspended lease leaves is enough for both.
+#[test]
+fn a_second_request_uses_what_the_first_leaves_of_a_device() {
+    let share = |number, permille| request_part(2, number, permille, 0, Durability::Off);
+    let steps = [
+        (
+            20_000,
+            share(4, 500),
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued_guaranteed(2, 4, 1),
+            ],
+        ),
+        (20_001, share(5, 150), vec![queued_guaranteed(2, 5, 2)]),
+        (
+            20_002,
+            released(1, 10),
+            vec![
+                granted_share(2, 4, 0, part(500, 1)),
+                granted_share(2, 5, 0, part(150, 3)),
+            ],
+        ),
+    ];
+    check(borrowed_shares().into_iter().chain(steps));
+}
+
+/// Leases of clients 1 and 2 have shares of the device of worker 1, which is lost. Worker 2, which has other devices,
+/// has their snapshots, and hands those of both over to worker 3 at the same time.
+#[test]
+fn shares_of_a_lost_worker_go_on_at_the_same_time() {
+    let share = |id, permille| request_part(id, id, permille, 0, Durability::Auto);
+    let lost_at_keeper = EndReason::NotReplaced {
+        gone: Box::new(lost(1)),
+        places: SnapshotPlaces::Keeper("w2".into()),
+    };
+    let waits = |client, lease| Command::Interrupted {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        reason: lost_at_keeper.clone(),
+    };
+    let resumed = |client, lease| Command::Suspended {
+        client: ClientId(client),
+        lease: LeaseId(lease),
+        waits_for: vec!["w2".into()],
+        needs_all: false,
+        cause: Some(lost(1)),
+    };
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (0, attach(2), vec![]),
+        (0, attach(3), vec![]),
+        (1, share(1, 500), vec![granted_share(1, 1, 0, part(500, 1))]),
+        (1, share(2, 300), vec![granted_share(2, 2, 0, part(300, 2))]),
+        (1, durable::restorable(1, 10, true), vec![]),
+        (1, durable::restorable(2, 20, true), vec![]),
+        (
+            2,
+            join(2, &[flex(16)]),
+            vec![durable::keep(10, 1, 2), durable::keep(20, 1, 2)],
+        ),
+        (3, durable::kept(1, &[(10, 2), (20, 2)]), vec![]),
+        (4, worker_left(1), vec![waits(1, 10), waits(2, 20)]),
+        (
+            5,
+            join(3, &[exact(16)]),
+            vec![
+                hold(2, 10),
+                resumed(1, 10),
+                hold(2, 20),
+                resumed(2, 20),
+                durable::keep(10, 2, 3),
+                durable::keep(20, 2, 3),
+            ],
+        ),
+    ];
+    let engine = check(steps);
+    let held = engine.held_back().values().flatten();
+    let held = held.map(|(lease, share)| (lease.0, share.unwrap().permille));
+    assert_eq!(held.collect::<Vec<_>>(), [(10, 500), (20, 300)]);
 }

@@ -359,7 +359,7 @@ impl World {
         let guaranteed = self.expected_order().into_iter();
         let guaranteed = guaranteed.filter(|(_, is_guaranteed)| *is_guaranteed);
         let guaranteed: Vec<_> = guaranteed.map(|(at, _)| &self.waiting[at]).collect();
-        for holder in self.engine.held_back().values() {
+        for holder in self.engine.held_back().values().flat_map(BTreeMap::keys) {
             let mut requests = guaranteed.iter();
             let is_request = requests.any(|waiting| waiting.lease == *holder);
             let is_reserved = self.engine.reserved().iter().any(|(it, _)| it == holder);
@@ -395,15 +395,15 @@ impl World {
         let first = &self.waiting[first];
         let needs = needs_of(first);
         let needed = self.engine.needed_by_leases();
-        let holder = |it: &DeviceRef| self.engine.held_back().get(it).copied();
         let fits = |it: &DeviceRef| {
             let device = self.device(*it);
-            let is_free_of_others = holder(it).is_none_or(|holder| holder == first.lease);
-            let is_meant = meets_demand(device, &first.demand) && is_free_of_others;
-            is_meant && self.is_allowed(first, device, true) && self.is_usable(*it)
+            let is_meant = meets_demand(device, &first.demand) && self.is_usable(*it);
+            is_meant && self.is_allowed(first, device, true)
         };
-        let with_room = self.with_room(&needs, &BTreeSet::new(), false);
-        let coming: BTreeSet<_> = self.coming().into_iter().chain(with_room).collect();
+        let is_for_none_but = |it: &DeviceRef| self.is_held_for_none_but(first.lease, *it);
+        let with_room = self.with_room(&needs, &BTreeSet::new(), false, first.lease);
+        let coming = self.coming().into_iter().filter(is_for_none_but);
+        let coming: BTreeSet<_> = coming.chain(with_room).collect();
         let coming = coming.iter().filter(|it| fits(it)).count();
         let tenant = tenant_of(first.client);
         let gives_way = |(id, lease): &(&LeaseId, &SimLease)| {
@@ -412,10 +412,11 @@ impl World {
         };
         let gone: Vec<_> = leases.iter().filter(gives_way).collect();
         let ids: BTreeSet<_> = gone.iter().map(|(id, _)| **id).collect();
-        let with_room = self.with_room(&needs, &ids, false);
+        let with_room = self.with_room(&needs, &ids, false, first.lease);
         let makes_room = |it: &DeviceRef| {
             let is_needed = needed.iter().any(|one| one.accepts(self.device(*it)));
-            let is_enough = self.has_only(*it, &ids) || with_room.contains(it);
+            let has_only = self.has_only(*it, &ids) && is_for_none_but(it);
+            let is_enough = has_only || with_room.contains(it);
             fits(it) && is_enough && !is_needed
         };
         let devices = |has_share: bool| {
@@ -426,7 +427,9 @@ impl World {
             devices.filter(makes_room).collect::<BTreeSet<_>>()
         };
         let (whole, shared) = (devices(false).len(), devices(true));
-        let held = shared.iter().filter(|it| holder(it) == Some(first.lease));
+        let held = shared
+            .iter()
+            .filter(|it| self.is_held_for(first.lease, **it));
         let (held, wanted) = (held.count(), first.demand.devices as usize);
         let is_enough = coming + whole + shared.len() >= wanted;
         assert!(
@@ -465,15 +468,11 @@ impl World {
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
     ) {
         let coming = self.coming().into_iter().filter(|device_ref| {
-            let holder = self.engine.held_back().get(device_ref);
-            fits(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
+            fits(device_ref) && self.is_held_for_none_but(waiting.lease, *device_ref)
         });
         let needs = needs_of(waiting);
-        let shared = self.with_room(&needs, &BTreeSet::new(), false);
-        let shared = shared.into_iter().filter(|device_ref| {
-            let holder = self.engine.held_back().get(device_ref);
-            fits(device_ref) && holder.is_none_or(|holder| *holder == waiting.lease)
-        });
+        let shared = self.with_room(&needs, &BTreeSet::new(), false, waiting.lease);
+        let shared = shared.into_iter().filter(&fits);
         let coming = coming.count() + shared.count();
         let room = self.leases.iter().flatten().filter(|(id, lease)| {
             let known = self.engine.leases().get(**id);
@@ -482,9 +481,11 @@ impl World {
         });
         let room: Vec<_> = room.collect();
         let leases: BTreeSet<_> = room.iter().map(|(id, _)| **id).collect();
-        let with_room = self.with_room(&needs, &leases, false);
+        let with_room = self.with_room(&needs, &leases, false, waiting.lease);
         let devices = room.into_iter().flat_map(|(_, lease)| &lease.lease_devices);
-        let devices = devices.filter(|it| self.has_only(**it, &leases) || with_room.contains(*it));
+        let has_only =
+            |it| self.has_only(it, &leases) && self.is_held_for_none_but(waiting.lease, it);
+        let devices = devices.filter(|it| has_only(**it) || with_room.contains(*it));
         let devices = devices.collect::<BTreeSet<_>>().into_iter();
         // Leases that come before requests would get these.
         let needed = self.engine.needed_by_leases();
