@@ -26,13 +26,13 @@ const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
 
 /// What requests can expect that are entitled to devices.
 #[derive(Default)]
-struct Expected {
+pub(super) struct Expected {
     /// The devices that are free or will be.
-    coming: Coming,
+    pub(super) coming: Coming,
     /// What tenants have, with what requests before would get.
-    used: BTreeMap<TenantName, Amounts>,
+    pub(super) used: BTreeMap<TenantName, Amounts>,
     /// The leases that could be suspended.
-    borrowed: Vec<Borrowed>,
+    pub(super) borrowed: Vec<Borrowed>,
 }
 
 /// A request that is entitled to devices.
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Returns what these requests can expect.
-    fn expected(&self, entitled: &[Entitled]) -> Expected {
+    pub(super) fn expected(&self, entitled: &[Entitled]) -> Expected {
         match entitled.is_empty() {
             true => Expected::default(),
             false => Expected {

@@ -29,7 +29,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::coming::{Coming, few_shares};
-use super::holds::{Entitled, Entitlement};
+use super::holds::{Entitled, Entitlement, Expected};
 use super::victims::{Borrowed, Victim, fewest};
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
@@ -50,6 +50,12 @@ struct WayOut {
     ends: bool,
 }
 
+/// What can be expected while leases are suspended.
+struct Plan {
+    expected: Expected,
+    has_suspended: bool,
+}
+
 impl Engine {
     /// Suspends borrowed leases for requests that are entitled to devices. Returns whether it has suspended
     /// some.
@@ -59,39 +65,52 @@ impl Engine {
         if waiting.is_empty() || self.awaits_claims() {
             return false;
         }
-        let demands = waiting.iter().map(|entitled| &entitled.demand);
-        let mut coming = Coming::of(&self.pool, demands);
-        let mut used = self.used_by_tenants().clone();
-        let mut borrowed = self.borrowed_leases(&waiting);
-        let mut has_suspended = false;
+        let mut plan = Plan {
+            expected: self.expected(&waiting),
+            has_suspended: false,
+        };
         for entitled in waiting {
-            let may_have = self.may_have(&used, &entitled);
-            let held = self.pool.held_back_for(entitled.lease);
-            coming.add_held(&self.pool, entitled.lease);
-            let choose = |engine: &Self, coming: &Coming| {
-                coming.choose(&engine.pool, &entitled.demand, &may_have, &held)
-            };
-            let wanted = entitled.demand.devices as usize;
-            let missing = wanted.saturating_sub(choose(self, &coming).len());
-            let victims = self.victims(&borrowed, &entitled, &may_have, &coming, missing);
-            let Some(victims) = victims else {
-                coming.remove_held(&self.pool, entitled.lease);
-                continue;
-            };
-            for victim in victims {
-                let leases = borrowed.extract_if(.., |it| victim.leases.contains(&it.lease));
-                let made_room: Vec<_> = leases.map(|it| self.make_room(&it)).collect();
-                has_suspended |= made_room.contains(&true);
-                if !made_room.contains(&false) {
-                    // The next request may use what this one does not need.
-                    coming.add_freed(&entitled.demand, &victim);
-                }
+            let may_have = self.may_have(&plan.expected.used, &entitled);
+            if let Some(devices) = self.make_room_for(&entitled, &may_have, &mut plan) {
+                self.count(&mut plan.expected.used, &entitled, &devices);
             }
-            let devices = choose(self, &coming);
-            coming.take(&self.pool, &entitled.demand, &devices);
-            self.count(&mut used, &entitled, &devices);
         }
-        has_suspended
+        plan.has_suspended
+    }
+
+    /// Suspends leases for something that waits and may have these devices, as far as there will be too few. Returns
+    /// the devices that it can count on; `None` if there are too few for now.
+    fn make_room_for(
+        &mut self,
+        entitled: &Entitled,
+        may_have: &BTreeSet<DeviceRef>,
+        plan: &mut Plan,
+    ) -> Option<Vec<DeviceRef>> {
+        let Expected {
+            coming, borrowed, ..
+        } = &mut plan.expected;
+        let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
+        let held = self.pool.held_back_for(entitled.lease);
+        coming.add_held(&self.pool, entitled.lease);
+        let devices = coming.choose(&self.pool, demand, may_have, &held);
+        let missing = wanted.saturating_sub(devices.len());
+        let victims = self.victims(borrowed, entitled, may_have, coming, missing);
+        let Some(victims) = victims else {
+            coming.remove_held(&self.pool, entitled.lease);
+            return None;
+        };
+        for victim in victims {
+            let leases = borrowed.extract_if(.., |it| victim.leases.contains(&it.lease));
+            let made_room: Vec<_> = leases.map(|it| self.make_room(&it)).collect();
+            plan.has_suspended |= made_room.contains(&true);
+            if !made_room.contains(&false) {
+                // The next request may use what this one does not need.
+                coming.add_freed(demand, &victim);
+            }
+        }
+        let devices = coming.choose(&self.pool, demand, may_have, &held);
+        coming.take(&self.pool, demand, &devices);
+        Some(devices)
     }
 
     /// Returns whether the tenants of some leases are not known yet, as their clients have not attached since
