@@ -34,6 +34,7 @@ mod records;
 mod requests;
 mod reservations;
 mod settle;
+mod spot;
 mod stores;
 mod suspension;
 #[cfg(test)]

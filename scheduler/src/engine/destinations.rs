@@ -98,6 +98,9 @@ impl Engine {
             let free = free.flatten().collect();
             return self.pool.hold_back(id, free, |_| share);
         }
+        if let Some(free) = self.free_beside_spot(id) {
+            return self.pool.hold_back(id, free, |_| share);
+        }
         if lease.is_reclaimed {
             // It waits behind others, perhaps for long.
             return;

@@ -157,7 +157,7 @@ impl Engine {
 
     /// Returns the devices on which a request can count that may have these, if there will be enough: free ones,
     /// those that are being released, and those of the leases that could be suspended first.
-    fn count_on(
+    pub(super) fn count_on(
         &self,
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,

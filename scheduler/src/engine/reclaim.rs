@@ -5,7 +5,7 @@
 //! *borrowed*, and so are all spot leases. For a request within its tenant's guarantee, borrowed leases of other
 //! tenants are suspended; for one with a reservation, those borrowed leases of any tenant that have passed it.
 //! For all of these, and for any other that is not for a spot lease itself, spot leases are suspended, and before
-//! others. A spot lease that cannot be suspended ends.
+//! others. A spot lease that cannot be suspended ends. They make room for other leases that wait, too (`spot.rs`).
 //!
 //! Any other lease is suspended if it could go on later, so not if it is not durable or has no snapshots, and not
 //! before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as many leases are
@@ -30,6 +30,7 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement, Expected};
+use super::spot::PartInNeed;
 use super::victims::{Borrowed, Victim, fewest};
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
@@ -61,25 +62,81 @@ impl Engine {
     /// some.
     pub(super) fn reclaim(&mut self) -> bool {
         self.reclaim_at = None;
-        let waiting = self.entitled_requests();
-        if waiting.is_empty() || self.awaits_claims() {
+        let requests = self.entitled_requests();
+        let (first, later) = self.leases_before_spot();
+        let has_waiting = !requests.is_empty() || !first.is_empty() || !later.is_empty();
+        if !has_waiting || self.awaits_claims() {
             return false;
         }
+        let parts_of = |leases: Vec<LeaseId>| {
+            let parts = leases.into_iter().map(|id| self.parts_in_need(id));
+            parts.collect::<Vec<_>>()
+        };
+        let (first, later) = (parts_of(first), parts_of(later));
+        let of_leases = first.iter().chain(&later).flatten();
+        let of_leases = of_leases.map(|part| &part.entitled.demand);
+        let demands = of_leases.chain(requests.iter().map(|it| &it.demand));
         let mut plan = Plan {
-            expected: self.expected(&waiting),
+            expected: Expected {
+                coming: Coming::of(&self.pool, demands),
+                used: self.used_by_tenants().clone(),
+                borrowed: self.spot_leases(),
+            },
             has_suspended: false,
         };
-        for entitled in waiting {
-            let may_have = self.may_have(&plan.expected.used, &entitled);
-            if let Some(devices) = self.make_room_for(&entitled, &may_have, &mut plan) {
-                self.count(&mut plan.expected.used, &entitled, &devices);
-            }
+        for parts in first {
+            self.make_room_for_lease(&parts, &mut plan);
         }
+        plan.expected.borrowed = self.borrowed_leases(&requests);
+        let is_before_spot = |it: &Entitled| it.by == Entitlement::Spot;
+        let (before_spot, others) = requests.into_iter().partition(is_before_spot);
+        self.make_room_for_requests(others, &mut plan);
+        for parts in later {
+            self.make_room_for_lease(&parts, &mut plan);
+        }
+        self.make_room_for_requests(before_spot, &mut plan);
         plan.has_suspended
     }
 
-    /// Suspends leases for something that waits and may have these devices, as far as there will be too few. Returns
-    /// the devices that it can count on; `None` if there are too few for now.
+    /// Suspends leases for requests, as far as there will be too few devices for each.
+    fn make_room_for_requests(&mut self, requests: Vec<Entitled>, plan: &mut Plan) {
+        for entitled in requests {
+            let may_have = self.may_have(&plan.expected.used, &entitled);
+            plan.expected.coming.add_held(&self.pool, entitled.lease);
+            match self.make_room_for(&entitled, &may_have, plan) {
+                Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
+                None => plan.expected.coming.remove_held(&self.pool, entitled.lease),
+            }
+        }
+    }
+
+    /// Suspends spot leases for a lease that waits and has these parts: for all of them, or for none.
+    fn make_room_for_lease(&mut self, parts: &[PartInNeed], plan: &mut Plan) {
+        let Some(id) = parts.first().map(|part| part.entitled.lease) else {
+            return;
+        };
+        plan.expected.coming.add_held(&self.pool, id);
+        let places = self.first_places(parts, &plan.expected);
+        let all_at = places
+            .as_ref()
+            .and_then(|it| it.iter().map(|it| it.at).max());
+        match places {
+            Some(places) if all_at <= Some(self.now) => {
+                for place in places {
+                    self.make_room_for(place.entitled, place.devices, plan);
+                }
+            }
+            Some(_) | None => {
+                let earliest = self.reclaim_at.into_iter().chain(all_at);
+                self.reclaim_at = earliest.min();
+                plan.expected.coming.remove_held(&self.pool, id);
+            }
+        }
+    }
+
+    /// Suspends leases for something that waits and may have these devices, as far as there will be too few. What is
+    /// held back for it counts as coming. Returns the devices that it can count on; `None` if there are too few for
+    /// now.
     fn make_room_for(
         &mut self,
         entitled: &Entitled,
@@ -91,14 +148,9 @@ impl Engine {
         } = &mut plan.expected;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let held = self.pool.held_back_for(entitled.lease);
-        coming.add_held(&self.pool, entitled.lease);
         let devices = coming.choose(&self.pool, demand, may_have, &held);
         let missing = wanted.saturating_sub(devices.len());
-        let victims = self.victims(borrowed, entitled, may_have, coming, missing);
-        let Some(victims) = victims else {
-            coming.remove_held(&self.pool, entitled.lease);
-            return None;
-        };
+        let victims = self.victims(borrowed, entitled, may_have, coming, missing)?;
         for victim in victims {
             let leases = borrowed.extract_if(.., |it| victim.leases.contains(&it.lease));
             let made_room: Vec<_> = leases.map(|it| self.make_room(&it)).collect();
@@ -269,23 +321,50 @@ impl Engine {
             let share = self.shares(&pool).key(tenant, used, spot);
             let beyond = leases.into_iter().filter(|(id, _)| !within.contains(id));
             let suspendable = beyond.filter_map(|(id, lease)| {
-                let way_out = self.way_out_of(id, lease)?;
-                Some(Borrowed {
-                    lease: id,
-                    tenant: tenant.clone(),
-                    devices: self.without_needed(lease, &needed),
-                    device_share: lease.share(),
-                    passed: lease.passed.clone(),
-                    is_spot: lease.is_spot,
-                    suspendable_at: way_out.from,
-                    ends: way_out.ends,
-                    tenant_share: share,
-                    granted_at: lease.granted_at,
-                })
+                let devices = self.without_needed(lease, &needed);
+                self.as_borrowed(id, lease, tenant, share, devices)
             });
             borrowed.extend(suspendable);
         }
         borrowed
+    }
+
+    /// Returns the spot leases that could be suspended for a lease that waits, or would end.
+    pub(super) fn spot_leases(&self) -> Vec<Borrowed> {
+        let pool = self.pool.amounts();
+        let spot = self.leases.index().spot().filter_map(|id| {
+            let lease = self.leases.get(id).filter(|it| it.counts())?;
+            let tenant = lease.tenant.as_ref()?;
+            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+            let share = self.shares(&pool).key(tenant, used, spot);
+            let devices = lease.lease_devices.keys().copied().collect();
+            self.as_borrowed(id, lease, tenant, share, devices)
+        });
+        spot.collect()
+    }
+
+    /// Returns a borrowed lease with those of its devices that others could get, if it could give them away.
+    fn as_borrowed(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        tenant: &TenantName,
+        tenant_share: u64,
+        devices: BTreeSet<DeviceRef>,
+    ) -> Option<Borrowed> {
+        let way_out = self.way_out_of(id, lease)?;
+        Some(Borrowed {
+            lease: id,
+            tenant: tenant.clone(),
+            devices,
+            device_share: lease.share(),
+            passed: lease.passed.clone(),
+            is_spot: lease.is_spot,
+            suspendable_at: way_out.from,
+            ends: way_out.ends,
+            tenant_share,
+            granted_at: lease.granted_at,
+        })
     }
 
     /// Returns the leases that could make room for one of these requests if they are borrowed: for those with

@@ -17,6 +17,8 @@ pub(super) struct WaitingPart<'a> {
     /// The number of devices.
     pub(super) devices: usize,
     pub(super) requirement: Requirement,
+    /// The workers that have its snapshots.
+    pub(super) with_snapshots: Vec<WorkerId>,
     /// Returns whether the part could go on at a worker, which has its snapshots or could get them.
     pub(super) can_run_at: Box<dyn Fn(WorkerId) -> bool + 'a>,
 }
@@ -131,6 +133,7 @@ impl Engine {
                     .map(|requirement| WaitingPart {
                         devices: lease.lease_devices.len(),
                         requirement,
+                        with_snapshots: self.workers_with_lost(lease),
                         can_run_at: Box::new(self.workers_for_lost(lease)),
                     });
                 part.into_iter().collect()
@@ -140,6 +143,7 @@ impl Engine {
                 let parts = parts.map(|(index, part)| WaitingPart {
                     devices: part.devices,
                     requirement: part.requirement.clone(),
+                    with_snapshots: self.holders_and_loaders(part),
                     can_run_at: Box::new(self.workers_for_part(id, lease, index, part)),
                 });
                 parts.collect()
@@ -151,11 +155,19 @@ impl Engine {
     /// Returns a check of whether a lost lease could go on at a worker, which has its snapshots or could get them.
     fn workers_for_lost(&self, lease: &Lease) -> impl Fn(WorkerId) -> bool + use<> {
         let keeper = lease.only_keeper();
-        let kept_at = keeper.map(|it| it.worker);
         let can_be_sent = keeper.is_some_and(|it| it.is_kept && self.pool.is_connected(it.worker));
+        let with_snapshots = self.workers_with_lost(lease);
+        move |worker| can_be_sent || with_snapshots.contains(&worker)
+    }
+
+    /// Returns the workers that have the snapshots of a lost lease, in memory or in their store.
+    fn workers_with_lost(&self, lease: &Lease) -> Vec<WorkerId> {
+        let keeper = lease.only_keeper().map(|it| it.worker);
         let store = lease.only_stored().map(|stored| stored.store);
-        let with_store: Vec<_> = self.workers_with_store(store).collect();
-        move |worker| can_be_sent || kept_at == Some(worker) || with_store.contains(&worker)
+        keeper
+            .into_iter()
+            .chain(self.workers_with_store(store))
+            .collect()
     }
 
     /// Returns a check of whether a part of a suspended lease could go on at a worker, which has its snapshots or

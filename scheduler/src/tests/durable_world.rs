@@ -457,8 +457,10 @@ impl World {
             let worker = device_ref.worker;
             let has_snapshots = places.any(|it| it == worker)
                 || stores.any(|store| store_of(worker) == Some(store));
-            // Others can get them.
-            assert!(free.contains(&device_ref) && (has_snapshots || is_resumed));
+            // Others can get them, unless spot leases are to make room.
+            let is_beside_spot = self.engine.has_spot() && !lease.is_spot;
+            let is_free = free.contains(&device_ref) && (has_snapshots || is_resumed);
+            assert!(is_free || is_beside_spot);
         }
     }
 

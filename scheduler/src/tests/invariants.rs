@@ -28,6 +28,7 @@ impl World {
         self.check_room_is_held_back();
         self.check_reservations();
         self.check_spot();
+        self.check_spot_for_leases();
         self.check_idle();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {

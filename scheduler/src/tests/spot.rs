@@ -1,8 +1,8 @@
 //! Spot leases, which come after all others and give their devices to any other request.
 
-use super::durable::{granted_exact, kept, moved, restorable};
+use super::durable::{granted_exact, interrupted, keep, kept, moved, moved_to, restorable};
 use super::reclaim::reclaimed;
-use super::suspension::end_and_keep;
+use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
 use super::tenants::{attach_of, kinds, set_policy};
 use super::*;
 
@@ -133,6 +133,83 @@ fn a_spot_lease_counts_a_quarter() {
         (1, ordinary(2, 3), vec![granted_exact(2, 3, 1, 2)]),
         (2, ordinary(2, 4), vec![queued(2, 4, 1)]),
         (2, ordinary(1, 5), vec![queued(1, 5, 1), queued(2, 4, 2)]),
+    ];
+    check(steps);
+}
+
+/// Lease 10 of tenant `a` is not a spot lease, and was suspended and resumed: it gets the device of the spot lease.
+#[test]
+fn a_spot_lease_makes_room_for_a_lease_that_was_resumed() {
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (
+            1,
+            demand(1, 1, Durability::Auto, false),
+            vec![granted_exact(1, 1, 1, 0)],
+        ),
+        (1, restorable(1, 10, true), vec![]),
+        (2, kept(1, &[(10, 1)]), vec![]),
+        (3, suspend(10), vec![end_and_keep(1, 10), suspended(1, 10)]),
+        (4, released(1, 10), vec![]),
+        (
+            5,
+            spot(2, 2, Durability::Auto),
+            vec![granted_exact(2, 2, 1, 0)],
+        ),
+        (5, restorable(2, 20, true), vec![]),
+        (6, kept(1, &[(20, 1)]), vec![]),
+        (7, resume(10), vec![waits_for(1, 10, &[1])]),
+        (
+            10_005,
+            tick(),
+            vec![end_and_keep(1, 20), reclaimed(2, 20, &[1])],
+        ),
+        (10_006, released(1, 20), vec![moved(1, 10, 1, 1, 0)]),
+        (10_007, release(1, 10), vec![end_lease(1, 10)]),
+        (10_008, released(1, 10), vec![moved(2, 20, 1, 1, 0)]),
+    ];
+    check(steps);
+}
+
+/// Lease 10 needs two devices of a worker. Worker 2 keeps its snapshots, and has one free device and one of a spot
+/// lease, which ends for it; nobody gets the free one meanwhile.
+#[test]
+fn a_spot_lease_makes_room_for_a_lost_lease() {
+    let two = Demand {
+        durability: Durability::Auto,
+        ..demand_of(2, Some("flex"))
+    };
+    let steps = [
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (
+            1,
+            request_for(1, 1, two),
+            vec![granted(1, 1, &[(1, 0, exact(16)), (1, 1, exact(16))])],
+        ),
+        (1, restorable(1, 10, true), vec![]),
+        (2, join(2, &[exact(16), exact(16)]), vec![keep(10, 1, 2)]),
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (
+            4,
+            spot(2, 2, Durability::Off),
+            vec![granted_exact(2, 2, 2, 0)],
+        ),
+        (5, worker_left(1), vec![interrupted(1, 10, 1, 2)]),
+        (6, ordinary(2, 3), vec![queued(2, 3, 1)]),
+        (
+            10_004,
+            tick(),
+            vec![end_lease(2, 20), ended(2, 20, EndReason::Reclaimed)],
+        ),
+        (
+            10_005,
+            released(2, 20),
+            vec![moved_to(1, 10, 1, 2, &[0, 1])],
+        ),
     ];
     check(steps);
 }

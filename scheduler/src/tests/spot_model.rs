@@ -2,6 +2,7 @@
 
 use super::world::{SimLease, SimRequest, World, meets_demand};
 use super::*;
+use crate::lease::Standing;
 
 impl World {
     /// The engine has ended a spot lease that could not be suspended: it has run for long enough, and a request
@@ -21,7 +22,82 @@ impl World {
             "{id} has just begun"
         );
         let mut waiting = self.waiting.iter();
-        assert!(waiting.any(|it| !it.demand.is_spot && self.has_device_for(&lease, it)));
+        let is_for_request =
+            waiting.any(|it| !it.demand.is_spot && self.has_device_for(&lease, it));
+        assert!(
+            is_for_request || self.is_for_lease(&lease),
+            "{id} ends for nothing"
+        );
+    }
+
+    /// Returns whether a spot lease has a device that another lease could get which waits, or has waited before this
+    /// event.
+    pub(super) fn is_for_lease(&self, spot: &SimLease) -> bool {
+        let devices = || spot.lease_devices.iter().map(|it| self.device(*it));
+        let mut leases = self.engine.leases().iter();
+        let waits = leases.any(|(_, lease)| {
+            let is_waiting = matches!(
+                lease.standing,
+                Standing::Lost(_) | Standing::Resuming { .. }
+            );
+            let parts = lease.parts.iter().map(|part| part.requirement.clone());
+            let lost = lease.lost().and_then(|_| lease.requirement_elsewhere());
+            let mut needed = parts.chain(lost);
+            let fits = needed.any(|needed| devices().any(|it| needed.accepts(it)));
+            is_waiting && !lease.is_spot && fits
+        });
+        let mut moved = self.moved.iter();
+        waits || moved.any(|moved| devices().any(|it| it.kind == moved.kind))
+    }
+
+    /// Of the leases that wait before all requests, the first that is no spot lease has too few devices at each worker
+    /// with its snapshots, with those of all spot leases that have run for long enough; or it has enough to come.
+    pub(super) fn check_spot_for_leases(&self) {
+        let Some(leases) = &self.leases else {
+            return;
+        };
+        let order = self.engine.waiting_ids().into_iter();
+        let mut waiting = order.filter_map(|id| Some((id, self.engine.leases().get(id)?)));
+        let Some((id, first)) = waiting.next().filter(|(_, it)| !it.is_spot) else {
+            return;
+        };
+        let attached = first
+            .owner
+            .is_some_and(|id| self.clients.iter().any(|it| it.attached && it.id == id.0));
+        if !attached || first.parts.len() != 1 || self.is_over_limit(first) {
+            return;
+        }
+        let part = &first.parts[0];
+        let needs = |_: &DeviceSpec| part.requirement.share;
+        let due = leases.iter().filter(|(id, it)| self.is_spot_due(**id, it));
+        let due = due.map(|(id, _)| *id);
+        let due: BTreeSet<_> = due.collect();
+        let room = |gone: &BTreeSet<LeaseId>| self.with_room(&needs, gone, false, id);
+        let (room_now, room_then) = (room(&BTreeSet::new()), room(&due));
+        let coming = self.coming();
+        let devices = |worker: u64, with_spot: bool| {
+            let here = self.workers.iter().find(|it| it.id == worker).unwrap();
+            let count = here.known.as_ref().map_or(0, |it| it.devices.len());
+            let devices = (0..count as u32).map(|index| device_ref(worker, index));
+            let suitable = devices.filter(|it| {
+                let is_own = self.is_held_for_none_but(id, *it);
+                let is_there = coming.contains(it) && is_own || room_now.contains(it);
+                let is_freed = self.has_only(*it, &due) && is_own || room_then.contains(it);
+                let is_meant = self.is_usable(*it) && part.requirement.accepts(self.device(*it));
+                is_meant && (is_there || with_spot && is_freed)
+            });
+            suitable.count()
+        };
+        let workers = self.workers.iter();
+        let workers = workers.filter(|it| !it.unanswered.contains(&id));
+        let workers: Vec<_> = workers.map(|it| it.id).collect();
+        let is_coming = workers.iter().any(|it| devices(*it, false) >= part.devices);
+        let holders = part.holders.iter().map(|it| it.0);
+        let mut holders = holders.filter(|it| workers.contains(it));
+        assert!(
+            is_coming || !holders.any(|it| devices(it, true) >= part.devices),
+            "{id} waits, and there are enough devices of spot leases"
+        );
     }
 
     fn has_device_for(&self, lease: &SimLease, waiting: &SimRequest) -> bool {
@@ -51,11 +127,20 @@ impl World {
             let device = self.device(*device_ref);
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
         };
-        self.check_too_few(first, fits, |_, lease| {
-            // What cannot be suspended by then is ended.
-            let is_due = self.now >= lease.running_since + 70_000;
-            let is_attached = self.clients[lease.client].attached;
-            lease.is_spot && is_due && is_attached && lease.lost_until.is_none()
-        });
+        self.check_too_few(first, fits, |id, lease| self.is_spot_due(id, lease));
+    }
+
+    /// Returns whether a lease is a spot lease that has run for long enough to be suspended, or else to end.
+    fn is_spot_due(&self, id: LeaseId, lease: &SimLease) -> bool {
+        let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
+        let runs_for = match lease.durability.is_durable() && can_suspend.is_err() {
+            true => 70_000,
+            false => 10_000,
+        };
+        let known = self.engine.leases().get(id);
+        let runs =
+            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
+        let is_attached = self.clients[lease.client].attached;
+        lease.is_spot && runs && is_attached && self.now >= lease.running_since + runs_for
     }
 }

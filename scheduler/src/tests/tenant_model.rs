@@ -296,7 +296,7 @@ impl World {
                 .map(|it| self.device(*it))
                 .collect();
             let mut waiting = self.waiting.iter();
-            assert!(waiting.any(|waiting| {
+            let is_for_request = waiting.any(|waiting| {
                 // What its tenant had at that moment is not known: it may have been granted in this event.
                 let fits = |device: &&DeviceSpec| {
                     meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
@@ -305,7 +305,12 @@ impl World {
                 let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
                 let is_spot = lease.is_spot && !waiting.demand.is_spot;
                 (is_passed || is_other || is_spot) && devices.iter().any(fits)
-            }));
+            });
+            let is_for_lease = lease.is_spot && self.is_for_lease(lease);
+            assert!(
+                is_for_request || is_for_lease,
+                "{id} makes room for nothing"
+            );
         }
         let leases = self.leases.as_mut();
         if let Some(lease) = leases.and_then(|leases| leases.get_mut(&id)) {
