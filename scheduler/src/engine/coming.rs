@@ -153,37 +153,42 @@ impl Coming {
     }
 }
 
-/// Returns few of these shares of one device, of which `room` is left, that make room for a share of it: of single
-/// ones that are enough the smallest, of these the first; or else large ones, without those that turn out not to
-/// be needed. `None` if all together are not enough.
+/// Returns few of these shares of one device, of which `room` is left, that make room for a share of it, as [`few`]
+/// does: the smallest single one.
 pub(super) fn few_shares<T>(
     room: Room,
     mut shares: Vec<(Share, T)>,
     needed: Share,
 ) -> Option<Vec<T>> {
-    let is_enough = |shares: &[(Share, T)]| {
+    // The order among equals stays.
+    shares.sort_by_key(|(share, _)| *share);
+    let chosen = few(shares, |shares| {
         let mut room = room;
         shares.iter().for_each(|(share, _)| room.add(*share));
         room.has_room(needed)
-    };
-    // The order among equals stays.
-    shares.sort_by_key(|(share, _)| *share);
-    let single = shares.chunks(1).position(&is_enough);
+    });
+    Some(chosen?.into_iter().map(|(_, of)| of).collect())
+}
+
+/// Returns few of these items that are enough together: the first that is enough alone; or else all without those
+/// that turn out not to be needed, the first first. `None` if all together are not enough.
+pub(super) fn few<T>(mut items: Vec<T>, is_enough: impl Fn(&[T]) -> bool) -> Option<Vec<T>> {
+    let single = items.chunks(1).position(&is_enough);
     if let Some(single) = single {
-        return Some(vec![shares.swap_remove(single).1]);
+        return Some(vec![items.swap_remove(single)]);
     }
-    if !is_enough(&shares) {
+    if !is_enough(&items) {
         return None;
     }
     let mut at = 0;
-    while at < shares.len() {
-        let spared = shares.remove(at);
-        if !is_enough(&shares) {
-            shares.insert(at, spared);
+    while at < items.len() {
+        let spared = items.remove(at);
+        if !is_enough(&items) {
+            items.insert(at, spared);
             at += 1;
         }
     }
-    Some(shares.into_iter().map(|(_, of)| of).collect())
+    Some(items)
 }
 
 #[cfg(test)]
