@@ -29,6 +29,7 @@ mod idle;
 mod interruptions;
 mod keeper_choice;
 mod moves;
+mod own_spot;
 mod reclaim;
 mod records;
 mod requests;

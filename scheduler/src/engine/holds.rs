@@ -13,12 +13,12 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::coming::Coming;
-use super::victims::Borrowed;
+use super::victims::{Borrowed, take_away};
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, NOTHING, TenantName};
+use crate::tenants::{Amounts, TenantName};
 
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
 /// theirs. Each costs a walk over all devices.
@@ -140,7 +140,8 @@ impl Engine {
     /// suspended. What one of them can count on is taken out of `expected`.
     fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
         for entitled in requests {
-            let may_have = self.may_have(&expected.used, &entitled);
+            let used = self.used_beside_own_spot(&entitled, expected, |_| true);
+            let may_have = self.may_have(&used, &entitled);
             let Some(devices) = self.count_on(&entitled, &may_have, expected) else {
                 continue;
             };
@@ -164,7 +165,9 @@ impl Engine {
         expected: &mut Expected,
     ) -> Option<Vec<DeviceRef>> {
         let Expected {
-            coming, borrowed, ..
+            coming,
+            used,
+            borrowed,
         } = expected;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let free = coming.devices.iter();
@@ -177,7 +180,9 @@ impl Engine {
         for victim in victims {
             coming.add_freed(demand, &victim);
             // The next request cannot count on these leases, too.
-            borrowed.retain(|it| !victim.leases.contains(&it.lease));
+            let is_one = |it: &mut Borrowed| victim.leases.contains(&it.lease);
+            let leases = borrowed.extract_if(.., is_one);
+            leases.for_each(|lease| take_away(used, &lease));
         }
         let devices = coming.choose(&self.pool, demand, may_have, &best);
         coming.take(&self.pool, demand, &devices);
@@ -222,21 +227,12 @@ impl Engine {
     }
 
     /// Returns the devices that a request could get if they were free, whose tenant has `used`.
-    pub(super) fn usable_by(
-        &self,
-        request: &QueuedRequest,
-        used: &BTreeMap<TenantName, Amounts>,
-    ) -> BTreeSet<DeviceRef> {
-        let used = used.get(&request.tenant).unwrap_or(&NOTHING);
+    pub(super) fn usable_by(&self, request: &QueuedRequest, used: &Amounts) -> BTreeSet<DeviceRef> {
         self.pool.usable(self.may_get(request, used))
     }
 
     /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.
-    pub(super) fn may_have(
-        &self,
-        used: &BTreeMap<TenantName, Amounts>,
-        entitled: &Entitled,
-    ) -> BTreeSet<DeviceRef> {
+    pub(super) fn may_have(&self, used: &Amounts, entitled: &Entitled) -> BTreeSet<DeviceRef> {
         let request = self.queue.get(entitled.lease);
         let mut usable = request.map_or_else(BTreeSet::new, |it| self.usable_by(it, used));
         let reservation = self.reservation_of(entitled.lease);

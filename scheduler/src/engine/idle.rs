@@ -26,7 +26,7 @@ use super::waiting::WaitingPart;
 use crate::device::{DeviceSpec, Share};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
-use crate::tenants::{Amounts, TenantName};
+use crate::tenants::{Amounts, NOTHING, TenantName};
 use crate::time::Timestamp;
 
 /// Since when leases have been idle, as each of their workers has reported on its current stream.
@@ -217,6 +217,7 @@ impl Engine {
         else {
             return false;
         };
+        let used = used.get(&request.tenant).unwrap_or(&NOTHING);
         let usable = self.usable_by(request, used);
         coming.add_held(&self.pool, id);
         let has_room = coming.take_room(&self.pool, &request.demand, &usable);
@@ -287,6 +288,7 @@ impl Engine {
     /// are free.
     fn waiter(&self, id: LeaseId, used: &BTreeMap<TenantName, Amounts>) -> Option<Waiter> {
         if let Some(request) = self.queue.get(id) {
+            let used = used.get(&request.tenant).unwrap_or(&NOTHING);
             let need = Need {
                 devices: request.demand.devices as usize,
                 suitable: self.usable_by(request, used),

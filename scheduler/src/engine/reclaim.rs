@@ -7,6 +7,9 @@
 //! For all of these, and for any other that is not for a spot lease itself, spot leases are suspended, and before
 //! others. A spot lease that cannot be suspended ends. They make room for other leases that wait, too (`spot.rs`).
 //!
+//! A request that its tenant's limit holds up, and nothing else, has spot leases of its own tenant suspended
+//! (`own_spot.rs`).
+//!
 //! Any other lease is suspended if it could go on later, so not if it is not durable or has no snapshots, and not
 //! before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as many leases are
 //! suspended as the request needs, or none; the fewest, and of single leases that are enough the smallest, then
@@ -31,8 +34,8 @@ use super::Engine;
 use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement, Expected};
 use super::spot::PartInNeed;
-use super::victims::{Borrowed, Victim, fewest};
-use crate::device::{DeviceSpec, Requirement};
+use super::victims::{Borrowed, Victim, fewest, take_away};
+use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
@@ -52,9 +55,9 @@ struct WayOut {
 }
 
 /// What can be expected while leases are suspended.
-struct Plan {
-    expected: Expected,
-    has_suspended: bool,
+pub(super) struct Plan {
+    pub(super) expected: Expected,
+    pub(super) has_suspended: bool,
 }
 
 impl Engine {
@@ -101,12 +104,23 @@ impl Engine {
     /// Suspends leases for requests, as far as there will be too few devices for each.
     fn make_room_for_requests(&mut self, requests: Vec<Entitled>, plan: &mut Plan) {
         for entitled in requests {
-            let may_have = self.may_have(&plan.expected.used, &entitled);
+            let is_due = |it: &Borrowed| it.suspendable_at <= self.now;
+            let used = self.used_beside_own_spot(&entitled, &plan.expected, is_due);
+            let may_have = self.may_have(&used, &entitled);
             plan.expected.coming.add_held(&self.pool, entitled.lease);
-            match self.make_room_for(&entitled, &may_have, plan) {
-                Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
-                None => plan.expected.coming.remove_held(&self.pool, entitled.lease),
-            }
+            // The limit demands that these go in any case.
+            let others = self.set_others_aside(&entitled, &mut plan.expected);
+            let devices = self.make_room_for(&entitled, &may_have, plan);
+            plan.expected.borrowed.extend(others);
+            let devices = devices.or_else(|| self.make_room_for(&entitled, &may_have, plan));
+            let Some(devices) = devices else {
+                let coming = &mut plan.expected.coming;
+                coming.remove_held(&self.pool, entitled.lease);
+                self.await_own_spot(&entitled, &plan.expected);
+                continue;
+            };
+            self.make_room_within_limit(&entitled, plan);
+            self.count(&mut plan.expected.used, &entitled, &devices);
         }
     }
 
@@ -145,24 +159,38 @@ impl Engine {
     ) -> Option<Vec<DeviceRef>> {
         let Expected {
             coming, borrowed, ..
-        } = &mut plan.expected;
+        } = &plan.expected;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let held = self.pool.held_back_for(entitled.lease);
         let devices = coming.choose(&self.pool, demand, may_have, &held);
         let missing = wanted.saturating_sub(devices.len());
         let victims = self.victims(borrowed, entitled, may_have, coming, missing)?;
         for victim in victims {
-            let leases = borrowed.extract_if(.., |it| victim.leases.contains(&it.lease));
-            let made_room: Vec<_> = leases.map(|it| self.make_room(&it)).collect();
-            plan.has_suspended |= made_room.contains(&true);
-            if !made_room.contains(&false) {
-                // The next request may use what this one does not need.
-                coming.add_freed(demand, &victim);
-            }
+            self.suspend_victim(&victim, demand, plan);
         }
+        let coming = &mut plan.expected.coming;
         let devices = coming.choose(&self.pool, demand, may_have, &held);
         coming.take(&self.pool, demand, &devices);
         Some(devices)
+    }
+
+    /// Suspends the leases of a victim for something with this demand.
+    pub(super) fn suspend_victim(&mut self, victim: &Victim, demand: &Demand, plan: &mut Plan) {
+        let expected = &mut plan.expected;
+        let is_one = |it: &mut Borrowed| victim.leases.contains(&it.lease);
+        let mut is_freed = true;
+        for lease in expected.borrowed.extract_if(.., is_one) {
+            if self.make_room(&lease) {
+                plan.has_suspended = true;
+                take_away(&mut expected.used, &lease);
+            } else {
+                is_freed = false;
+            }
+        }
+        if is_freed {
+            // The next request may use what this one does not need.
+            expected.coming.add_freed(demand, victim);
+        }
     }
 
     /// Returns whether the tenants of some leases are not known yet, as their clients have not attached since
@@ -357,6 +385,7 @@ impl Engine {
             lease: id,
             tenant: tenant.clone(),
             devices,
+            charge: lease.charge.clone(),
             device_share: lease.share(),
             passed: lease.passed.clone(),
             is_spot: lease.is_spot,

@@ -1,14 +1,14 @@
 //! Borrowed leases, and the choice of those that make room for a request (`reclaim.rs`).
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::LeaseId;
 
 use super::holds::{Entitled, Entitlement};
 use crate::device::Share;
 use crate::event::DeviceRef;
-use crate::tenants::TenantName;
+use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
 /// A borrowed lease that could be suspended.
@@ -16,6 +16,8 @@ pub(super) struct Borrowed {
     pub(super) lease: LeaseId,
     pub(super) tenant: TenantName,
     pub(super) devices: BTreeSet<DeviceRef>,
+    /// What it counts as in what its tenant has.
+    pub(super) charge: Amounts,
     /// The part that it has of its device; `None` if it has whole devices.
     pub(super) device_share: Option<Share>,
     /// The requests whose reservations it has passed.
@@ -82,6 +84,13 @@ impl Victim {
             tenant_share: shares.min().unwrap_or_default(),
             granted_at: granted_at.min().unwrap_or_default(),
         }
+    }
+}
+
+/// Takes what a lease counts as away from what its tenant has.
+pub(super) fn take_away(used: &mut BTreeMap<TenantName, Amounts>, lease: &Borrowed) {
+    if let Some(used) = used.get_mut(&lease.tenant) {
+        used.subtract(&lease.charge);
     }
 }
 

@@ -29,6 +29,7 @@ impl World {
         self.check_reservations();
         self.check_spot();
         self.check_spot_for_leases();
+        self.check_own_spot();
         self.check_idle();
         if let Some(expected) = &self.leases {
             let leases = self.engine.leases().iter().map(|(id, lease)| {
@@ -404,7 +405,7 @@ impl World {
     }
 
     /// Returns the devices that a request could get now.
-    fn grantable_to(&self, waiting: &SimRequest) -> BTreeSet<DeviceRef> {
+    pub(super) fn grantable_to(&self, waiting: &SimRequest) -> BTreeSet<DeviceRef> {
         self.available(&needs_of(waiting), waiting.lease)
     }
 

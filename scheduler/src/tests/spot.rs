@@ -213,3 +213,140 @@ fn a_spot_lease_makes_room_for_a_lost_lease() {
     ];
     check(steps);
 }
+
+/// Tenant `a` may have one device.
+fn limit_a() -> Event {
+    let limited = TenantPolicy {
+        limit: TenantLimit {
+            devices: kinds(&[("flex", 1)]),
+            memory_bytes: None,
+        },
+        ..TenantPolicy::default()
+    };
+    set_policy([("a", limited)])
+}
+
+/// As [`start_with_snapshots`], with a second device and the limit.
+fn start_with_limit() -> Vec<Step> {
+    let mut steps = start_with_snapshots();
+    steps[0] = (0, join(1, &[exact(16), exact(16)]), vec![]);
+    steps.push((2, limit_a(), vec![]));
+    steps
+}
+
+/// The free device is for the request, which the spot lease keeps waiting as both count towards the limit.
+#[test]
+fn a_spot_lease_makes_room_within_the_limit_of_its_tenant() {
+    let steps = [
+        (
+            20_000,
+            ordinary(2, 3),
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                granted_exact(2, 3, 1, 1),
+            ],
+        ),
+        (20_001, released(1, 10), vec![]),
+        (
+            20_002,
+            release(2, 30),
+            vec![end_lease(1, 30), moved(1, 10, 1, 1, 0)],
+        ),
+    ];
+    check(start_with_limit().into_iter().chain(steps));
+}
+
+#[test]
+fn a_spot_lease_that_has_just_begun_runs_for_a_while_in_spite_of_the_limit() {
+    let mut start = start_with_limit();
+    start[0] = (0, join(1, &[exact(16), exact(16), exact(16)]), vec![]);
+    let steps = [
+        (3, ordinary(3, 2), vec![granted_exact(3, 2, 1, 1)]),
+        (
+            5_000,
+            ordinary(2, 3),
+            vec![queued_for(2, 3, 1, WaitReason::TenantLimit)],
+        ),
+        // The free device is held back.
+        (5_001, ordinary(3, 4), vec![queued(3, 4, 2)]),
+        (
+            10_001,
+            tick(),
+            vec![
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                granted_exact(2, 3, 1, 2),
+                queued(3, 4, 1),
+            ],
+        ),
+        (10_002, released(1, 10), vec![granted_exact(3, 4, 1, 0)]),
+    ];
+    check(start.into_iter().chain(steps));
+}
+
+/// Tenant `b` has a spot lease, too: that of the limited tenant is suspended, and its device is enough.
+#[test]
+fn a_limited_request_gets_the_device_of_its_own_tenants_spot_lease() {
+    let steps = [
+        (
+            3,
+            spot(3, 2, Durability::Auto),
+            vec![granted_exact(3, 2, 1, 1)],
+        ),
+        (3, restorable(3, 20, true), vec![]),
+        (3, kept(1, &[(10, 1), (20, 1)]), vec![]),
+        (
+            20_000,
+            ordinary(2, 3),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1]), queued(2, 3, 1)],
+        ),
+        (20_001, released(1, 10), vec![granted_exact(2, 3, 1, 0)]),
+    ];
+    check(start_with_limit().into_iter().chain(steps));
+}
+
+/// A lease of another tenant has the device that the request needs.
+#[test]
+fn a_spot_lease_is_not_suspended_in_vain_for_a_limited_request() {
+    let cuda_request = |id, number| request_for(id, number, demand_of(1, Some("cuda")));
+    let limited = TenantPolicy {
+        limit: TenantLimit {
+            devices: BTreeMap::new(),
+            memory_bytes: Some(16 << 30),
+        },
+        ..TenantPolicy::default()
+    };
+    let mut start = start_with_snapshots();
+    start[0] = (0, join(1, &[exact(16), cuda(16)]), vec![]);
+    let steps = [
+        (2, set_policy([("a", limited)]), vec![]),
+        (
+            3,
+            cuda_request(3, 2),
+            vec![granted(3, 2, &[(1, 1, cuda(16))])],
+        ),
+        (
+            20_000,
+            cuda_request(2, 3),
+            vec![queued_for(2, 3, 1, WaitReason::TenantLimit)],
+        ),
+        // Once it is free, the spot lease goes.
+        (
+            20_001,
+            release(3, 20),
+            vec![
+                end_lease(1, 20),
+                end_and_keep(1, 10),
+                reclaimed(1, 10, &[1]),
+                queued(2, 3, 1),
+            ],
+        ),
+        (
+            20_002,
+            released(1, 20),
+            vec![granted(2, 3, &[(1, 1, cuda(16))])],
+        ),
+    ];
+    check(start.into_iter().chain(steps));
+}

@@ -1,6 +1,6 @@
 //! The test's own model of spot leases, which give their devices to all other requests.
 
-use super::world::{SimLease, SimRequest, World, meets_demand};
+use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::lease::Standing;
 
@@ -101,11 +101,14 @@ impl World {
     }
 
     fn has_device_for(&self, lease: &SimLease, waiting: &SimRequest) -> bool {
+        // It may be in the way of a request of its own tenant because of the limit alone.
+        let is_own = tenant_of(lease.client) == tenant_of(waiting.client);
         let mut devices = lease.lease_devices.iter().map(|it| self.device(*it));
-        devices.any(|device| {
-            // The engine may have granted it others since, which its tenant had no room for before.
-            meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
-        })
+        is_own
+            || devices.any(|device| {
+                // The engine may have granted it others since, which its tenant had no room for before.
+                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
+            })
     }
 
     /// If no request is entitled to devices otherwise, none waits that is not for a spot lease and would have
@@ -128,6 +131,35 @@ impl World {
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
         };
         self.check_too_few(first, fits, |id, lease| self.is_spot_due(id, lease));
+    }
+
+    /// The first request does not wait because of its tenant's limit if enough devices are free for it, and the limit
+    /// would allow them without spot leases of the tenant that have run for long enough.
+    pub(super) fn check_own_spot(&self) {
+        let first = self.expected_order().first().copied();
+        let (Some((first, _)), Some(leases)) = (first, &self.leases) else {
+            return;
+        };
+        let first = &self.waiting[first];
+        let tenant = tenant_of(first.client);
+        if first.demand.is_spot || !self.engine.reserved_now().is_empty() {
+            return;
+        }
+        let own = leases.iter().filter(|(id, lease)| {
+            tenant_of(lease.client) == tenant && self.is_spot_due(**id, lease)
+        });
+        let mut gone = crate::Amounts::default();
+        for (id, _) in own {
+            gone.add(&self.engine.leases().get(*id).unwrap().charge);
+        }
+        let mut free = self.grantable_to(first);
+        free.retain(|it| meets_demand(self.device(*it), &first.demand));
+        free.retain(|it| self.is_allowed_without(first, self.device(*it), &gone));
+        assert!(
+            free.len() < first.demand.devices as usize,
+            "{} waits because of spot leases of its tenant",
+            first.demand
+        );
     }
 
     /// Returns whether a lease is a spot lease that has run for long enough to be suspended, or else to end.

@@ -33,13 +33,35 @@ impl World {
         device: &DeviceSpec,
         in_addition: bool,
     ) -> bool {
-        let tenant = tenant_of(waiting.client);
-        let Some(policy) = self.policy.get(&tenant) else {
-            return true;
-        };
-        let (count, bytes) = match in_addition {
-            true => self.used(&tenant, &device.kind),
+        let (tenant, kind) = (tenant_of(waiting.client), &device.kind);
+        let used = match in_addition {
+            true => self.used(&tenant, kind),
             false => (0, 0),
+        };
+        self.is_allowed_beside(waiting, device, used)
+    }
+
+    /// As [`is_allowed`](Self::is_allowed) in addition to what its tenant has, without what is `gone`.
+    pub(super) fn is_allowed_without(
+        &self,
+        waiting: &SimRequest,
+        device: &DeviceSpec,
+        gone: &Amounts,
+    ) -> bool {
+        let (count, bytes) = self.used(&tenant_of(waiting.client), &device.kind);
+        let gone_of_kind = gone.permille.get(&device.kind).copied();
+        let count = count - gone_of_kind.unwrap_or_default();
+        self.is_allowed_beside(waiting, device, (count, bytes - gone.memory_bytes))
+    }
+
+    fn is_allowed_beside(
+        &self,
+        waiting: &SimRequest,
+        device: &DeviceSpec,
+        (count, bytes): (u64, u128),
+    ) -> bool {
+        let Some(policy) = self.policy.get(&tenant_of(waiting.client)) else {
+            return true;
         };
         let wanted = u64::from(waiting.demand.devices);
         let needed_bytes = u128::from(wanted) * u128::from(waiting.demand.memory_of(device));
@@ -304,7 +326,9 @@ impl World {
                 let is_passed = lease.passed.contains(&waiting.lease);
                 let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
                 let is_spot = lease.is_spot && !waiting.demand.is_spot;
-                (is_passed || is_other || is_spot) && devices.iter().any(fits)
+                // It may be in the way because of the limit alone.
+                let is_limited = is_spot && !is_other;
+                is_limited || (is_passed || is_other || is_spot) && devices.iter().any(fits)
             });
             let is_for_lease = lease.is_spot && self.is_for_lease(lease);
             assert!(
