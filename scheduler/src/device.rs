@@ -161,6 +161,9 @@ pub struct Demand {
     /// Whether the lease comes after all others, and gives its devices to any request that is not one for a
     /// spot lease.
     pub is_spot: bool,
+    /// Whether the lease may end when a request is entitled to its devices that are beyond the guarantee of its
+    /// tenant, and it cannot be suspended.
+    pub may_end: bool,
 }
 
 impl Demand {
@@ -216,7 +219,7 @@ impl Demand {
     pub(crate) fn gives_way_on(&self, device: &DeviceSpec) -> bool {
         let is_of_one_kind = self.devices == 1 || self.kind.is_some();
         let can_go_on = || Requirement::of(iter::once(device), self.durability, None).is_some();
-        self.is_spot || is_of_one_kind && can_go_on()
+        self.is_spot || self.may_end || is_of_one_kind && can_go_on()
     }
 }
 

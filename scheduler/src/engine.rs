@@ -259,6 +259,7 @@ impl Engine {
             durability: lease.durability,
             epoch: lease.epoch,
             is_spot: lease.is_spot,
+            may_end: lease.may_end,
             time_left: lease.time_over_at().map(|at| at.saturating_since(self.now)),
             waits: lease.lost().cloned(),
             suspension: self.suspension(lease),

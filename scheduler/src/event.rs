@@ -370,6 +370,8 @@ pub struct Claim {
     pub time_left: Option<Duration>,
     /// Whether it is a spot lease.
     pub is_spot: bool,
+    /// Whether it may end if its devices are reclaimed and it cannot be suspended.
+    pub may_end: bool,
 }
 
 /// One device of a lease, and the grant by which the lease has it.

@@ -43,6 +43,8 @@ pub(crate) struct Lease {
     pub(crate) time_left: Option<Duration>,
     /// Whether it gives its devices to any request that is not one for a spot lease.
     pub(crate) is_spot: bool,
+    /// Whether it may end if its devices are reclaimed and it cannot be suspended.
+    pub(crate) may_end: bool,
     /// The requests whose reservations it has passed, some of which may not wait any more.
     pub(crate) passed: BTreeSet<LeaseId>,
     /// Whether it was suspended for a request that waited, and waits to go on.

@@ -30,6 +30,8 @@ pub struct LeaseRecord {
     pub is_reclaimed: bool,
     /// Whether it is a spot lease.
     pub is_spot: bool,
+    /// Whether it may end if its devices are reclaimed and it cannot be suspended.
+    pub may_end: bool,
     /// How often the lease has moved to another worker.
     pub epoch: u64,
     /// Whether and where the lease goes on.
@@ -156,6 +158,7 @@ impl LeaseRecord {
             charge: lease.charge.clone(),
             is_reclaimed: lease.is_reclaimed,
             is_spot: lease.is_spot,
+            may_end: lease.may_end,
             epoch: lease.epoch,
             durability: lease.durability,
             recover_within: lease.recover_within,
@@ -200,6 +203,7 @@ impl LeaseRecord {
         (lease.running_since, lease.time_left) = (now, self.time_left);
         (lease.tenant, lease.charge) = (self.tenant, self.charge);
         (lease.is_reclaimed, lease.is_spot) = (self.is_reclaimed, self.is_spot);
+        lease.may_end = self.may_end;
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);
         lease

@@ -43,6 +43,8 @@ pub struct LeaseSnapshot {
     pub epoch: u64,
     /// Whether it is a spot lease.
     pub is_spot: bool,
+    /// Whether it may end if its devices are reclaimed and it cannot be suspended.
+    pub may_end: bool,
     /// For how long it may still have devices; `None` for any time, or if it has none now.
     pub time_left: Option<Duration>,
     /// Why the lease waits for a device, if its worker is gone.

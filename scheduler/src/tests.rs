@@ -409,6 +409,7 @@ fn attach_claiming(id: u64, claims: &[(u64, &[(u64, u32)])]) -> Event {
         epoch: 0,
         time_left: None,
         is_spot: false,
+        may_end: false,
     });
     client(
         id,
@@ -435,6 +436,7 @@ pub(crate) fn demand_of(devices: u32, kind: Option<&str>) -> Demand {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        may_end: false,
         share_permille: None,
     }
 }

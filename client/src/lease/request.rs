@@ -32,6 +32,7 @@ pub struct LeaseRequest {
     pub(crate) recover_within: Option<Duration>,
     pub(crate) max_duration: Option<Duration>,
     pub(crate) spot: bool,
+    pub(crate) may_end: bool,
     pub(crate) priority: i32,
     pub(crate) on_queued: Option<Box<dyn FnMut(u32) + Send>>,
     pub(crate) on_event: Option<EventCallback>,
@@ -50,6 +51,7 @@ impl LeaseRequest {
             recover_within: None,
             max_duration: None,
             spot: false,
+            may_end: false,
             priority: 0,
             on_queued: None,
             on_event: None,
@@ -138,6 +140,17 @@ impl LeaseRequest {
     /// ([`Durability::Off`]), or has no snapshots after a minute, ends instead, with an error that says why.
     pub fn spot(mut self) -> Self {
         self.spot = true;
+        self
+    }
+
+    /// Allows the pool to end the lease, with an error that says why, if its devices are beyond the guarantee of its
+    /// tenant, a request that is entitled to them needs them, and the lease cannot be suspended: it is not durable
+    /// ([`Durability::Off`]), or has no snapshots a minute after it has begun. Without this, such a lease keeps its
+    /// devices. A lease ends only if those that can be suspended are not enough, and has had its devices for 10 s.
+    ///
+    /// Such a request may also get devices that are reserved for another one.
+    pub fn may_end(mut self) -> Self {
+        self.may_end = true;
         self
     }
 

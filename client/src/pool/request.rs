@@ -66,6 +66,7 @@ fn message(id: RequestId, request: &LeaseRequest) -> Result<v1::LeaseRequest, Le
         priority: request.priority,
         max_duration_ms: request.max_duration.map(in_millis),
         spot: request.spot,
+        may_end: request.may_end,
         share_permille: request.share_permille()?,
     })
 }

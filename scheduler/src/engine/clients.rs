@@ -117,7 +117,7 @@ impl Engine {
             None if may_adopt => {
                 let mut lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
                 (lease.running_since, lease.time_left) = (self.now, claim.time_left);
-                lease.is_spot = claim.is_spot;
+                (lease.is_spot, lease.may_end) = (claim.is_spot, claim.may_end);
                 self.leases.insert(id, lease);
                 self.reserve(id);
             }
@@ -161,7 +161,7 @@ impl Engine {
         lease.expires_at = None;
         (lease.durability, lease.epoch) = (claim.durability, claim.epoch);
         (lease.running_since, lease.time_left) = (self.now, claim.time_left);
-        lease.is_spot = claim.is_spot;
+        (lease.is_spot, lease.may_end) = (claim.is_spot, claim.may_end);
         // The client claims no devices of a worker that was lost before the lease moved, although
         // that worker reports them.
         let unclaimed = lease.set_devices(&claim.lease_devices);
@@ -216,7 +216,8 @@ impl Engine {
             self.options.min_recovery_timeout,
             self.options.max_recovery_timeout,
         );
-        (granted.time_left, granted.is_spot) = (demand.max_duration, demand.is_spot);
+        (granted.is_spot, granted.may_end) = (demand.is_spot, demand.may_end);
+        granted.time_left = demand.max_duration;
         granted.recover_within = demand.recover_within.map(|it| it.clamp(least, most));
         (granted.tenant, granted.passed) = (Some(tenant), passed);
         (granted.granted_at, granted.running_since) = (self.now, self.now);

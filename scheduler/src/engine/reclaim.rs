@@ -5,12 +5,13 @@
 //! *borrowed*, and so are all spot leases. For a request within its tenant's guarantee, borrowed leases of other
 //! tenants are suspended; for one with a reservation, those borrowed leases of any tenant that have passed it.
 //! For all of these, and for any other that is not for a spot lease itself, spot leases are suspended, and before
-//! others. A spot lease that cannot be suspended ends. They make room for other leases that wait, too (`spot.rs`).
+//! others. A spot lease that cannot be suspended ends, and so does another borrowed lease whose request said that it
+//! may, if leases that can be suspended are not enough. Spot leases make room for other leases that wait, too (`spot.rs`).
 //!
 //! A request that its tenant's limit holds up, and nothing else, has spot leases of its own tenant suspended
 //! (`own_spot.rs`).
 //!
-//! Any other lease is suspended if it could go on later, so not if it is not durable or has no snapshots, and not
+//! A lease is suspended if it could go on later, so not if it is not durable or has no snapshots, and not
 //! before it has run for [`Options::min_run_time`](crate::Options::min_run_time). Either as many leases are
 //! suspended as the request needs, or none; the fewest, and of single leases that are enough the smallest, then
 //! one of the tenant that has and had the largest share by weight, then the latest.
@@ -34,7 +35,7 @@ use super::Engine;
 use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement, Expected};
 use super::spot::PartInNeed;
-use super::victims::{Borrowed, Victim, fewest, take_away};
+use super::victims::{Borrowed, Victim, fewest, take_away, useful, without_ending};
 use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
@@ -42,8 +43,8 @@ use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
-/// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable spot lease ends if its
-/// devices are needed and it cannot be suspended: it should have snapshots by then.
+/// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
+/// if its devices are needed and it cannot be suspended: it should have snapshots by then.
 const SNAPSHOTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// How a lease could give its devices to others.
@@ -217,19 +218,19 @@ impl Engine {
             return Some(Vec::new());
         }
         let candidates = self.possible_victims(borrowed, entitled, may_have, coming);
+        let candidates = without_ending(candidates, missing);
         let (too_early, candidates): (Vec<_>, Vec<_>) = candidates
             .into_iter()
             .partition(|(suspendable_at, _)| *suspendable_at > self.now);
-        let candidates: Vec<_> = candidates.into_iter().map(|(_, victim)| victim).collect();
-        let useful = |candidates: &[Victim]| candidates.iter().map(|it| it.useful).sum::<usize>();
         let mut all = useful(&candidates);
         if all >= missing {
             let (spot, others): (Vec<_>, Vec<_>) =
-                candidates.into_iter().partition(|it| it.is_spot);
+                candidates.into_iter().partition(|it| it.1.is_spot);
             let enough = match useful(&spot) >= missing {
                 true => spot,
                 false => spot.into_iter().chain(others).collect(),
             };
+            let enough = enough.into_iter().map(|(_, victim)| victim).collect();
             return Some(fewest(enough, missing));
         }
         let later = too_early.iter();
@@ -267,11 +268,16 @@ impl Engine {
         }
         let sharing = sharing.into_iter();
         let sharing = sharing.filter_map(|(device_ref, sharing)| {
-            let is_due = |it: &&Borrowed| it.suspendable_at <= self.now;
-            let due = sharing.iter().copied().filter(is_due).collect();
-            let due = self.sharing_to_suspend(device_ref?, due, entitled, coming);
-            let all = || self.sharing_to_suspend(device_ref?, sharing, entitled, coming);
-            let chosen = due.or_else(all)?;
+            let is_due = |it: &Borrowed| it.suspendable_at <= self.now;
+            let goes_on = |it: &Borrowed| it.is_spot || !it.ends;
+            let choose = |is_one: &dyn Fn(&Borrowed) -> bool| {
+                let those = sharing.iter().copied().filter(|it| is_one(it)).collect();
+                self.sharing_to_suspend(device_ref?, those, entitled, coming)
+            };
+            let chosen = choose(&|it| goes_on(it) && is_due(it))
+                .or_else(|| choose(&goes_on))
+                .or_else(|| choose(&is_due))
+                .or_else(|| choose(&|_| true))?;
             let at = chosen.iter().map(|it| it.suspendable_at).max()?;
             Some((at, Victim::of(&chosen, 1)))
         });
@@ -291,7 +297,10 @@ impl Engine {
     ) -> Option<Vec<Victim>> {
         let mut candidates = match missing {
             0 => Vec::new(),
-            _ => self.possible_victims(borrowed, entitled, may_have, coming),
+            _ => {
+                let all = self.possible_victims(borrowed, entitled, may_have, coming);
+                without_ending(all, missing)
+            }
         };
         candidates.sort_by_key(|(at, it)| (*at, it.leases.len(), it.leases.first().copied()));
         let mut useful = 0;
@@ -440,7 +449,8 @@ impl Engine {
         let is_attached = self.attached_owner(id).is_some();
         let from = lease.running_since + self.options.min_run_time;
         let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
-        let (from, ends) = match (lease.durability.is_durable(), lease.is_spot) {
+        let may_end = lease.is_spot || lease.may_end;
+        let (from, ends) = match (lease.durability.is_durable(), may_end) {
             _ if !runs => return None,
             (true, _) if can_suspend() => (from, false),
             (true, true) if is_attached => (from + SNAPSHOTS_WITHIN, true),

@@ -105,7 +105,7 @@ impl Engine {
         lease.lease_devices = outdated.lease_devices;
         lease.recover_within = outdated.recover_within;
         (lease.running_since, lease.time_left) = (now, claim.time_left);
-        lease.is_spot = claim.is_spot;
+        (lease.is_spot, lease.may_end) = (claim.is_spot, claim.may_end);
         (lease.tenant, lease.charge) = (outdated.tenant, outdated.charge);
         lease.granted_at = outdated.granted_at;
         let unclaimed = lease.set_devices(&claim.lease_devices);

@@ -78,6 +78,7 @@ impl Engine {
                 recover_within: None,
                 max_duration: None,
                 is_spot: false,
+                may_end: false,
             };
             let entitled = Entitled {
                 lease: id,

@@ -59,6 +59,8 @@ pub(super) struct Victim {
     /// The number of those that the request could get.
     pub(super) useful: usize,
     pub(super) is_spot: bool,
+    /// Whether one of them ends that is no spot lease.
+    pub(super) ends: bool,
     pub(super) tenant_share: u64,
     pub(super) granted_at: Timestamp,
 }
@@ -80,10 +82,28 @@ impl Victim {
             devices,
             useful,
             is_spot: leases.iter().all(|it| it.is_spot),
+            ends: leases.iter().any(|it| it.ends && !it.is_spot),
             // They deserve to be spared as much as the one that deserves it most.
             tenant_share: shares.min().unwrap_or_default(),
             granted_at: granted_at.min().unwrap_or_default(),
         }
+    }
+}
+
+/// Returns the number of useful devices that these have together.
+pub(super) fn useful(victims: &[(Timestamp, Victim)]) -> usize {
+    victims.iter().map(|(_, victim)| victim.useful).sum()
+}
+
+/// Leaves out the leases that would end if the others have enough of the `missing` devices, though later.
+pub(super) fn without_ending(
+    victims: Vec<(Timestamp, Victim)>,
+    missing: usize,
+) -> Vec<(Timestamp, Victim)> {
+    let (ending, others): (Vec<_>, Vec<_>) = victims.into_iter().partition(|(_, it)| it.ends);
+    match useful(&others) >= missing {
+        true => others,
+        false => others.into_iter().chain(ending).collect(),
     }
 }
 
@@ -97,9 +117,9 @@ pub(super) fn take_away(used: &mut BTreeMap<TenantName, Amounts>, lease: &Borrow
 /// Returns the fewest of these leases that have `missing` useful devices together, which all have.
 pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
     candidates.sort_by_key(|victim| {
-        let by_merit = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
+        let by_share = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
         let size = (victim.useful, victim.leases.len(), victim.devices.len());
-        (size, by_merit, victim.leases.clone())
+        (size, victim.ends, by_share, victim.leases.clone())
     });
     let mut chosen = Vec::new();
     let mut left = missing;
@@ -132,6 +152,7 @@ mod tests {
             devices: (0..*count as u32).map(|at| device_ref(1, at)).collect(),
             useful: *count,
             is_spot: false,
+            ends: false,
             tenant_share: share.to_bits(),
             granted_at: at(*granted_at),
         });
@@ -171,6 +192,7 @@ mod tests {
             devices: (0..all).map(|at| device_ref(1, at)).collect(),
             useful: 1,
             is_spot: false,
+            ends: false,
             tenant_share: 0,
             granted_at: at(0),
         };

@@ -449,6 +449,7 @@ impl World {
                 epoch: token.epoch,
                 time_left: None,
                 is_spot: false,
+                may_end: false,
             }
         });
         let claims = claims.collect();

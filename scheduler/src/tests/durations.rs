@@ -55,6 +55,7 @@ fn time_goes_on_after_a_restart() {
         epoch: 0,
         time_left: Some(Duration::from_secs(7)),
         is_spot: false,
+        may_end: false,
     };
     let attach = client(
         1,

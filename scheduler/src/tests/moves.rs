@@ -491,6 +491,7 @@ fn lease_of_devices_without_fingerprints_has_no_keeper() {
             recover_within: None,
             max_duration: None,
             is_spot: false,
+            may_end: false,
             share_permille: None,
         };
         request_for(1, request, demand)

@@ -16,6 +16,7 @@ fn demand(devices: u32, kind: Option<&str>, gib: u64) -> Demand {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        may_end: false,
         share_permille: None,
     }
 }

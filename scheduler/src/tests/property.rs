@@ -219,6 +219,10 @@ fn spot() -> impl Strategy<Value = bool> {
     prop::bool::weighted(0.2)
 }
 
+fn may_end() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.2)
+}
+
 fn share() -> impl Strategy<Value = Option<u32>> {
     let permille = prop_oneof![2 => Just(250), 1 => Just(500), 1 => 1..1000_u32];
     prop_oneof![3 => Just(None), 1 => permille.prop_map(Some)]
@@ -228,16 +232,20 @@ fn demand() -> impl Strategy<Value = Demand> {
     let count = prop_oneof![30 => 1..4_u32, 4 => 4..8_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     let kind = prop_oneof![4 => Just(None), 2 => Just(Some("cuda")), 1 => Just(Some("flex"))];
     let gib = prop_oneof![6 => Just(0_u64), 1 => Just(9), 1 => Just(16), 1 => Just(81)];
-    (count, kind, gib, durability(), duration(), spot(), share()).prop_map(
-        |(devices, kind, gib, durability, max_duration, is_spot, share_permille)| Demand {
-            devices: if share_permille.is_some() { 1 } else { devices },
-            kind: kind.map(str::to_owned),
-            memory_bytes: gib << 30,
-            durability,
-            recover_within: None,
-            max_duration,
-            is_spot,
-            share_permille,
+    let ways = (spot(), may_end(), share());
+    (count, kind, gib, durability(), duration(), ways).prop_map(
+        |(devices, kind, gib, durability, max_duration, (is_spot, may_end, share_permille))| {
+            Demand {
+                devices: if share_permille.is_some() { 1 } else { devices },
+                kind: kind.map(str::to_owned),
+                memory_bytes: gib << 30,
+                durability,
+                recover_within: None,
+                max_duration,
+                is_spot,
+                may_end,
+                share_permille,
+            }
         },
     )
 }
@@ -276,13 +284,15 @@ fn reclaiming_op() -> impl Strategy<Value = Op> {
     let client = || 0..CLIENTS;
     let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
     let durability = prop_oneof![4 => Just(Durability::Auto), 1 => Just(Durability::Off)];
-    let demand = (1..4_u32, kind, durability, duration(), spot(), share()).prop_map(
-        |(devices, kind, durability, max_duration, is_spot, share_permille)| {
+    let ways = (spot(), may_end(), share());
+    let demand = (1..4_u32, kind, durability, duration(), ways).prop_map(
+        |(devices, kind, durability, max_duration, (is_spot, may_end, share_permille))| {
             let devices = if share_permille.is_some() { 1 } else { devices };
             Demand {
                 durability,
                 max_duration,
                 is_spot,
+                may_end,
                 share_permille,
                 ..demand_of(devices, Some(kind))
             }
@@ -321,6 +331,7 @@ fn idle_op() -> impl Strategy<Value = Op> {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        may_end: false,
         share_permille: None,
     });
     let millis = prop_oneof![3 => Just(5_000), 2 => 0..4_000_u64];
@@ -582,6 +593,7 @@ fn worker_is_lost_while_its_keeper_is_replaced() {
             recover_within: None,
             max_duration: None,
             is_spot: false,
+            may_end: false,
             share_permille: None,
         };
         request(client, demand)

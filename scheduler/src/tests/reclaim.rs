@@ -258,3 +258,93 @@ fn requests_of_any_kind_use_up_the_guarantees_of_all_kinds() {
     });
     assert_eq!(is_guaranteed, [true, false]);
 }
+
+/// A request whose lease is not durable, and may end.
+fn request_ending(id: u64, number: u64) -> Event {
+    let demand = Demand {
+        may_end: true,
+        ..demand_of(1, Some("flex"))
+    };
+    request_for(id, number, demand)
+}
+
+/// Clients 1 and 3 have a device each, client 1 by a lease that may end; that of client 3 can be suspended from
+/// `suspendable_at` on. Client 2 is of tenant `b`, which is guaranteed a device.
+fn borrowed_and_may_end(suspendable_at: u64) -> Vec<Step> {
+    vec![
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, attach_of("c", 3), vec![]),
+        (0, set_policy([("b", guaranteed(1))]), vec![]),
+        (1, request_ending(1, 1), vec![granted_flex(1, 1)]),
+        (
+            suspendable_at - 10_000,
+            durable::request_durable(3, 3),
+            vec![granted(3, 3, &[(1, 1, exact(16))])],
+        ),
+    ]
+}
+
+#[test]
+fn a_borrowed_lease_that_may_end_ends_if_it_cannot_be_suspended() {
+    let steps = [
+        (
+            11_000,
+            request_flex(2, 2),
+            vec![
+                end_lease(1, 10),
+                ended(1, 10, EndReason::Reclaimed),
+                queued_guaranteed(2, 2, 1),
+            ],
+        ),
+        (11_001, released(1, 10), vec![granted_flex(2, 2)]),
+    ];
+    check(borrowed_and_may_end(15_000).into_iter().chain(steps));
+}
+
+/// It runs for as long as any other before that.
+#[test]
+fn a_lease_that_may_end_does_not_end_at_once() {
+    let steps = [
+        (10_000, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]),
+        (
+            10_001,
+            tick(),
+            vec![end_lease(1, 10), ended(1, 10, EndReason::Reclaimed)],
+        ),
+    ];
+    check(borrowed_and_may_end(15_000).into_iter().chain(steps));
+}
+
+/// The other lease has begun later, and can be suspended at 15 s.
+#[test]
+fn no_lease_ends_if_one_that_can_be_suspended_is_enough() {
+    let steps = [
+        (5_001, durable::restorable(3, 30, true), vec![]),
+        (5_002, durable::kept(1, &[(30, 1)]), vec![]),
+        (11_000, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]),
+        (
+            15_000,
+            tick(),
+            vec![end_and_keep(1, 30), reclaimed(3, 30, &[1])],
+        ),
+        (
+            15_001,
+            released(1, 30),
+            vec![granted(2, 2, &[(1, 1, exact(16))])],
+        ),
+    ];
+    check(borrowed_and_may_end(15_000).into_iter().chain(steps));
+}
+
+#[test]
+fn a_lease_within_a_guarantee_does_not_end_although_it_may() {
+    let policy = set_policy([("a", guaranteed(1)), ("b", guaranteed(1))]);
+    let steps = [
+        (5_001, policy, vec![]),
+        (11_000, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]),
+        (60_000, beat(1), vec![]),
+    ];
+    check(borrowed_and_may_end(15_000).into_iter().chain(steps));
+}

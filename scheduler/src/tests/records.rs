@@ -23,6 +23,7 @@ fn running() -> LeaseRecord {
         charge: crate::Amounts::of(&[exact(16)]),
         is_reclaimed: false,
         is_spot: false,
+        may_end: false,
         epoch: 0,
         durability: Durability::Auto,
         recover_within: None,
@@ -84,6 +85,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
         epoch,
         time_left: None,
         is_spot: false,
+        may_end: false,
     };
     let claims = vec![claim];
     client(

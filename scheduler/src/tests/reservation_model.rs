@@ -31,7 +31,7 @@ fn gives_way_on(demand: &Demand, device: &DeviceSpec) -> bool {
         (Durability::Exact, Some(is_exact)) => is_exact,
         (Durability::Auto | Durability::Continue, Some(_)) => true,
     };
-    demand.is_spot || can_go_on && (demand.devices == 1 || demand.kind.is_some())
+    demand.is_spot || demand.may_end || can_go_on && (demand.devices == 1 || demand.kind.is_some())
 }
 
 impl World {

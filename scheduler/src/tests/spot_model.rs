@@ -5,14 +5,18 @@ use super::*;
 use crate::lease::Standing;
 
 impl World {
-    /// The engine has ended a spot lease that could not be suspended: it has run for long enough, and a request
-    /// waits that could get a device of it.
-    pub(super) fn end_spot(&mut self, id: LeaseId) {
+    /// The engine has ended a lease that could not be suspended: it has run for long enough, and a request waits that
+    /// could get a device of it; if it is no spot lease, it is borrowed, its request said that it may end, and the
+    /// request that waits is one for which it could be suspended.
+    pub(super) fn end_reclaimed(&mut self, id: LeaseId) {
+        let is_known = self.leases.iter().flatten().any(|(known, _)| *known == id);
+        let is_borrowed = is_known && self.is_borrowed(id);
         let leases = self.leases.as_mut();
         let Some(lease) = leases.and_then(|leases| leases.remove(&id)) else {
             return;
         };
-        assert!(lease.is_spot, "{id} is no spot lease");
+        assert!(lease.is_spot || lease.may_end, "{id} must not end");
+        assert!(is_borrowed, "{id} is within the guarantee");
         let least = match lease.durability.is_durable() {
             true => 70_000,
             false => 10_000,
@@ -22,12 +26,32 @@ impl World {
             "{id} has just begun"
         );
         let mut waiting = self.waiting.iter();
-        let is_for_request =
-            waiting.any(|it| !it.demand.is_spot && self.has_device_for(&lease, it));
-        assert!(
-            is_for_request || self.is_for_lease(&lease),
-            "{id} ends for nothing"
-        );
+        let is_for_request = waiting.any(|it| {
+            let is_other = tenant_of(it.client) != tenant_of(lease.client);
+            let is_entitled = is_other || lease.passed.contains(&it.lease);
+            let is_for = match lease.is_spot {
+                true => !it.demand.is_spot,
+                false => is_entitled,
+            };
+            is_for && self.has_device_for(&lease, it)
+        });
+        let is_for_lease = lease.is_spot && self.is_for_lease(&lease);
+        assert!(is_for_request || is_for_lease, "{id} ends for nothing");
+    }
+
+    /// Returns whether a lease that cannot be suspended has run for long enough to end for others.
+    pub(super) fn may_end_now(&self, id: LeaseId, lease: &SimLease) -> bool {
+        let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
+        let runs_for = match lease.durability.is_durable() {
+            true => 70_000,
+            false => 10_000,
+        };
+        let known = self.engine.leases().get(id);
+        let runs =
+            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
+        let is_attached = self.clients[lease.client].attached;
+        let may_end = lease.may_end && can_suspend.is_err();
+        may_end && runs && is_attached && self.now >= lease.running_since + runs_for
     }
 
     /// Returns whether a spot lease has a device that another lease could get which waits, or has waited before this

@@ -255,6 +255,7 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
         epoch: 0,
         time_left: None,
         is_spot: false,
+        may_end: false,
     };
     let claims = vec![claim];
     let attach = client(
@@ -334,6 +335,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         charge: crate::Amounts::of(&[exact(16)]),
         is_reclaimed: false,
         is_spot: false,
+        may_end: false,
         epoch: 1,
         durability: Durability::Auto,
         recover_within: None,
@@ -365,6 +367,7 @@ fn parts_of_a_lease_go_on_at_workers_of_their_own() {
         epoch: 1,
         time_left: None,
         is_spot: false,
+        may_end: false,
     };
     let claims = vec![claim];
     let hold = hold(2, 10);

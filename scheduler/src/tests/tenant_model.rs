@@ -407,10 +407,24 @@ impl World {
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
         };
         let tenant = tenant_of(first.client);
+        let is_other = |lease: &SimLease| tenant_of(lease.client) != tenant || lease.is_spot;
         self.check_too_few(first, fits, |id, lease| {
-            let is_other = tenant_of(lease.client) != tenant || lease.is_spot;
-            is_other && self.is_suspendable(id, lease)
+            is_other(lease) && self.is_suspendable(id, lease)
         });
+        // Leases end only if those that go on are not enough, though later.
+        let (coming, devices) = self.enough(first, fits, |id, lease| {
+            let goes_on = self
+                .engine
+                .check_suspend(id, Suspender::Administrator)
+                .is_ok();
+            is_other(lease) && (goes_on || lease.is_spot) && self.could_make_room(id, lease)
+        });
+        if coming + devices < first.demand.devices as usize {
+            self.check_too_few(first, fits, |id, lease| {
+                let may_end = self.may_end_now(id, lease) && self.is_borrowed(id);
+                is_other(lease) && (may_end || self.is_suspendable(id, lease))
+            });
+        }
     }
 
     /// What the first request within a guarantee needs of devices that leases share is held back for it as soon as
@@ -477,7 +491,7 @@ impl World {
         let known = self.engine.leases().get(id);
         let is_running =
             known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
-        let may_end = lease.is_spot && self.clients[lease.client].attached;
+        let may_end = (lease.is_spot || lease.may_end) && self.clients[lease.client].attached;
         is_running && !lease.is_suspended && self.is_borrowed(id) && (can_suspend || may_end)
     }
 
@@ -496,6 +510,23 @@ impl World {
         fits: impl Fn(&DeviceRef) -> bool,
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
     ) {
+        let (coming, devices) = self.enough(waiting, fits, makes_room);
+        let wanted = waiting.demand.devices as usize;
+        assert!(
+            coming >= wanted || devices + coming < wanted,
+            "{} waits, with {coming} devices to come and {devices} of leases that make room",
+            waiting.demand
+        );
+    }
+
+    /// Returns the number of devices to come for a request, of those that fit it, and of those of all leases that
+    /// make room for it.
+    fn enough(
+        &self,
+        waiting: &SimRequest,
+        fits: impl Fn(&DeviceRef) -> bool,
+        makes_room: impl Fn(LeaseId, &SimLease) -> bool,
+    ) -> (usize, usize) {
         let coming = self.coming().into_iter().filter(|device_ref| {
             fits(device_ref) && self.is_held_for_none_but(waiting.lease, *device_ref)
         });
@@ -520,12 +551,7 @@ impl World {
         let needed = self.engine.needed_by_leases();
         let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
         let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
-        let (devices, wanted) = (devices.count(), waiting.demand.devices as usize);
-        assert!(
-            coming >= wanted || devices + coming < wanted,
-            "{} waits, with {coming} devices to come and {devices} of leases that make room",
-            waiting.demand
-        );
+        (coming, devices.count())
     }
 
     /// Returns the devices that are free or will be.

@@ -47,6 +47,7 @@ fn devices_are_counted_by_how_they_are_used() {
         recover_within: None,
         max_duration: None,
         is_spot: false,
+        may_end: false,
         share_permille: None,
     };
     let engine = check([

@@ -160,6 +160,7 @@ pub(super) struct SimLease {
     /// Since when it has its devices.
     pub(super) running_since: u64,
     pub(super) is_spot: bool,
+    pub(super) may_end: bool,
     /// The requests whose reservations it has passed, by the engine's knowledge.
     pub(super) passed: BTreeSet<LeaseId>,
     /// For how long it may have devices, from `running_since` on, in ms.
@@ -443,7 +444,7 @@ impl World {
                 reason,
             } => {
                 if *reason == EndReason::Reclaimed {
-                    self.end_spot(*lease);
+                    self.end_reclaimed(*lease);
                 }
                 let client = self.attached_client(*client);
                 let had_it = self.clients[client].leases.remove(lease);
@@ -557,6 +558,7 @@ impl World {
                 granted_at: self.now,
                 running_since: self.now,
                 is_spot: granted.demand.is_spot,
+                may_end: granted.demand.may_end,
                 passed: BTreeSet::new(),
                 time_left: granted.demand.max_duration.map(|it| it.as_millis() as u64),
                 durability: granted.demand.durability,

@@ -114,6 +114,7 @@ fn claim(claims: &LeaseClaims, now: UnixMillis) -> Result<Claim, Error> {
             Duration::from_millis(left.saturating_sub(since))
         }),
         is_spot: claims.spot,
+        may_end: claims.may_end,
     })
 }
 
@@ -211,6 +212,7 @@ fn demand(request: v1::LeaseRequest) -> Result<Demand, Error> {
             .max_duration_ms
             .map(|millis| Duration::from_millis(millis).max(MIN_DURATION)),
         is_spot: request.spot,
+        may_end: request.may_end,
     })
 }
 

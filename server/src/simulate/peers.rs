@@ -164,6 +164,7 @@ impl Peers {
                 recover_within: None,
                 max_duration: job.max_duration_ms.map(Duration::from_millis),
                 is_spot: job.is_spot,
+                may_end: false,
             },
             priority: job.priority,
             lease: lease_of(number),

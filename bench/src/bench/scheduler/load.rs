@@ -245,6 +245,7 @@ impl Load {
                 recover_within: None,
                 max_duration: None,
                 is_spot: false,
+                may_end: false,
             },
             priority: 0,
             // Ids are random.

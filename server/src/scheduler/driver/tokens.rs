@@ -33,6 +33,7 @@ impl Driver {
             durability: convert::durability_message(terms.durability).into(),
             epoch: terms.epoch,
             spot: terms.is_spot,
+            may_end: terms.may_end,
             time_left_ms: terms.time_left.map(|left| left.as_millis() as u64),
         };
         self.renewals.schedule(lease, self.now());

@@ -45,11 +45,13 @@ struct StoredLease {
     #[serde(default)]
     durability: StoredDurability,
     recover_within_ms: Option<u64>,
-    /// Records of earlier versions have none of these two.
+    /// Records of earlier versions have none of these three.
     #[serde(default)]
     time_left_ms: Option<u64>,
     #[serde(default)]
     is_spot: bool,
+    #[serde(default)]
+    may_end: bool,
     standing: StoredStanding,
     devices: Vec<StoredDevice>,
     keepers: Vec<StoredKeeper>,
@@ -193,6 +195,7 @@ impl From<&LeaseRecord> for StoredLease {
             recover_within_ms: record.recover_within.map(millis),
             time_left_ms: record.time_left.map(millis),
             is_spot: record.is_spot,
+            may_end: record.may_end,
             standing: (&record.standing).into(),
             devices: record.devices.iter().map(device).collect(),
             keepers: record.keepers.iter().map(keeper).collect(),
@@ -248,6 +251,7 @@ impl From<StoredLease> for LeaseRecord {
             recover_within: stored.recover_within_ms.map(Duration::from_millis),
             time_left: stored.time_left_ms.map(Duration::from_millis),
             is_spot: stored.is_spot,
+            may_end: stored.may_end,
             standing: stored.standing.into(),
             devices: stored.devices.into_iter().map(device).collect(),
             keepers: stored.keepers.into_iter().map(keeper).collect(),

@@ -40,6 +40,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
         recover_within: Some(Duration::from_millis(1_500)),
         time_left: Some(Duration::from_millis(90_000)),
         is_spot: true,
+        may_end: true,
         standing,
         devices: vec![GrantedDevice {
             device_ref: DeviceRef {
