@@ -18,7 +18,7 @@ use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::queue::QueuedRequest;
-use crate::tenants::{Amounts, TenantName};
+use crate::tenants::{Amounts, NOTHING, TenantName};
 
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
 /// theirs. Each costs a walk over all devices.
@@ -140,9 +140,14 @@ impl Engine {
     /// suspended. What one of them can count on is taken out of `expected`.
     fn hold_back_for(&mut self, requests: Vec<Entitled>, expected: &mut Expected) {
         for entitled in requests {
-            let used = self.used_beside_own_spot(&entitled, expected, |_| true);
-            let may_have = self.may_have(&used, &entitled);
-            let Some(devices) = self.count_on(&entitled, &may_have, expected) else {
+            let used = expected.used.get(&entitled.tenant).unwrap_or(&NOTHING);
+            let may_have = self.may_have(used, &entitled);
+            let devices = self.count_on(&entitled, &may_have, expected);
+            let devices = devices.or_else(|| {
+                let used = self.used_without_own_spot(&entitled, expected, |_| true)?;
+                self.count_on(&entitled, &self.may_have(&used, &entitled), expected)
+            });
+            let Some(devices) = devices else {
                 continue;
             };
             self.count(&mut expected.used, &entitled, &devices);

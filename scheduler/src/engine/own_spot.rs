@@ -5,90 +5,93 @@
 //! devices for the request then.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
 
 use super::Engine;
 use super::coming::few;
 use super::holds::{Entitled, Expected};
 use super::reclaim::Plan;
 use super::victims::{Borrowed, Victim};
-use crate::device::DeviceSpec;
-use crate::tenants::{Amounts, NOTHING};
+use crate::event::DeviceRef;
+use crate::tenants::{Amounts, NOTHING, TenantLimit};
 
 impl Engine {
-    /// Returns what the tenant of a request has: if that is too much for the request, without those of its own spot
-    /// leases that `may_go`, as far as these are expected to make room.
-    pub(super) fn used_beside_own_spot(
+    /// Returns what the tenant of a request has without those of its spot leases that `may_go`, as far as these are
+    /// expected to make room; `None` if that makes no difference for the request.
+    pub(super) fn used_without_own_spot(
         &self,
         entitled: &Entitled,
         expected: &Expected,
         may_go: impl Fn(&Borrowed) -> bool,
-    ) -> Amounts {
-        let used = expected.used.get(&entitled.tenant).unwrap_or(&NOTHING);
-        let mut used = used.clone();
-        if self.is_within_limit_beside(entitled, &used) {
-            return used;
+    ) -> Option<Amounts> {
+        if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
+            return None;
         }
-        let own = own_spot(entitled, expected).filter(|it| may_go(it));
+        let mut own = own_spot(entitled, expected)
+            .filter(|it| may_go(it))
+            .peekable();
+        own.peek()?;
+        let mut used = expected.used.get(&entitled.tenant)?.clone();
         own.for_each(|lease| used.subtract(&lease.charge));
-        used
+        Some(used)
     }
 
-    /// Returns whether the limit of a request's tenant, which has `used`, leaves enough devices for the request.
-    fn is_within_limit_beside(&self, entitled: &Entitled, used: &Amounts) -> bool {
-        let (demand, limit) = (&entitled.demand, &self.policy_of(&entitled.tenant).limit);
-        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand);
-        self.pool.offers(demand, may_have) >= demand.devices as usize
-    }
-
-    /// Takes the leases out that are no spot leases of a request's tenant, if its limit demands that some of these are
-    /// suspended.
-    pub(super) fn set_others_aside(
-        &self,
+    /// Suspends as few spot leases of a request's tenant as its limit demands, and others as far as there will be too
+    /// few devices. Returns the devices that the request can count on; `None` if there are too few for now.
+    pub(super) fn make_room_within_limit(
+        &mut self,
         entitled: &Entitled,
-        expected: &mut Expected,
-    ) -> Vec<Borrowed> {
-        let used = expected.used.get(&entitled.tenant).unwrap_or(&NOTHING);
-        if self.is_within_limit_beside(entitled, used) {
-            return Vec::new();
-        }
-        let is_other = |it: &mut Borrowed| !(it.is_spot && it.tenant == entitled.tenant);
-        expected.borrowed.extract_if(.., is_other).collect()
-    }
-
-    /// Suspends as few spot leases of a request's tenant as its limit demands for the request, which is going to get
-    /// devices otherwise.
-    pub(super) fn make_room_within_limit(&mut self, entitled: &Entitled, plan: &mut Plan) {
+        plan: &mut Plan,
+    ) -> Option<Vec<DeviceRef>> {
+        let is_due = |it: &Borrowed| it.suspendable_at <= self.now;
+        let used = self.used_without_own_spot(entitled, &plan.expected, is_due);
+        let devices = used.and_then(|used| {
+            let may_have = self.may_have(&used, entitled);
+            // The limit demands that some of its own go in any case, which may be enough.
+            let is_other = |it: &mut Borrowed| !is_own_spot(entitled, it);
+            let others: Vec<_> = plan.expected.borrowed.extract_if(.., is_other).collect();
+            let devices = self.make_room_for(entitled, &may_have, plan);
+            plan.expected.borrowed.extend(others);
+            devices.or_else(|| self.make_room_for(entitled, &may_have, plan))
+        });
+        let Some(devices) = devices else {
+            self.await_own_spot(entitled, &plan.expected);
+            return None;
+        };
         let used = plan.expected.used.get(&entitled.tenant);
         let used = used.unwrap_or(&NOTHING);
-        if self.is_within_limit_beside(entitled, used) {
-            return;
-        }
         let own = own_spot(entitled, &plan.expected);
         let mut own: Vec<_> = own.filter(|it| it.suspendable_at <= self.now).collect();
         own.sort_by_key(|it| (it.charge.all_permille, Reverse(it.granted_at), it.lease));
         let chosen = few(own, |leases| {
             let mut used = used.clone();
             leases.iter().for_each(|it| used.subtract(&it.charge));
-            self.is_within_limit_beside(entitled, &used)
+            self.are_within_limit(entitled, &used, &devices)
         });
-        let chosen = chosen.into_iter().flatten();
-        let victims: Vec<_> = chosen.map(|it| Victim::of(&[it], 0)).collect();
+        let chosen = match self.are_within_limit(entitled, used, &devices) {
+            true => Vec::new(),
+            false => chosen.unwrap_or_default(),
+        };
+        let victims: Vec<_> = chosen.iter().map(|it| Victim::of(&[it], 0)).collect();
         for victim in victims {
             self.suspend_victim(&victim, &entitled.demand, plan);
         }
+        Some(devices)
     }
 
-    /// Sets the time at which spot leases of a request's tenant can be suspended, if its limit demands that and these
-    /// have yet to run for long enough.
-    pub(super) fn await_own_spot(&mut self, entitled: &Entitled, expected: &Expected) {
-        let used = expected.used.get(&entitled.tenant).unwrap_or(&NOTHING);
-        if self.is_within_limit_beside(entitled, used) {
+    /// Returns whether the limit of a request's tenant, which has `used`, allows these devices for the request.
+    fn are_within_limit(&self, entitled: &Entitled, used: &Amounts, devices: &[DeviceRef]) -> bool {
+        let limit = &self.policy_of(&entitled.tenant).limit;
+        let mut devices = devices.iter().filter_map(|it| self.pool.device(*it));
+        devices.all(|device| limit.allows(used, device, &entitled.demand))
+    }
+
+    /// Sets the time at which further spot leases of a request's tenant will have run for long enough.
+    fn await_own_spot(&mut self, entitled: &Entitled, expected: &Expected) {
+        if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
             return;
         }
         let later = own_spot(entitled, expected).map(|it| it.suspendable_at);
-        let later: BTreeSet<_> = later.filter(|at| *at > self.now).collect();
-        let next = later.first().copied();
+        let next = later.filter(|at| *at > self.now).min();
         self.reclaim_at = self.reclaim_at.into_iter().chain(next).min();
     }
 }
@@ -98,6 +101,10 @@ fn own_spot<'a>(
     entitled: &'a Entitled,
     expected: &'a Expected,
 ) -> impl Iterator<Item = &'a Borrowed> {
-    let spot = expected.borrowed.iter().filter(|it| it.is_spot);
-    spot.filter(|it| it.tenant == entitled.tenant)
+    let borrowed = expected.borrowed.iter();
+    borrowed.filter(|it| is_own_spot(entitled, it))
+}
+
+fn is_own_spot(entitled: &Entitled, lease: &Borrowed) -> bool {
+    lease.is_spot && lease.tenant == entitled.tenant
 }

@@ -40,7 +40,7 @@ use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
 use crate::reason::EndReason;
-use crate::tenants::{Amounts, TenantName};
+use crate::tenants::{Amounts, NOTHING, TenantName};
 use crate::time::Timestamp;
 
 /// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
@@ -105,23 +105,15 @@ impl Engine {
     /// Suspends leases for requests, as far as there will be too few devices for each.
     fn make_room_for_requests(&mut self, requests: Vec<Entitled>, plan: &mut Plan) {
         for entitled in requests {
-            let is_due = |it: &Borrowed| it.suspendable_at <= self.now;
-            let used = self.used_beside_own_spot(&entitled, &plan.expected, is_due);
-            let may_have = self.may_have(&used, &entitled);
+            let used = plan.expected.used.get(&entitled.tenant);
+            let may_have = self.may_have(used.unwrap_or(&NOTHING), &entitled);
             plan.expected.coming.add_held(&self.pool, entitled.lease);
-            // The limit demands that these go in any case.
-            let others = self.set_others_aside(&entitled, &mut plan.expected);
             let devices = self.make_room_for(&entitled, &may_have, plan);
-            plan.expected.borrowed.extend(others);
-            let devices = devices.or_else(|| self.make_room_for(&entitled, &may_have, plan));
-            let Some(devices) = devices else {
-                let coming = &mut plan.expected.coming;
-                coming.remove_held(&self.pool, entitled.lease);
-                self.await_own_spot(&entitled, &plan.expected);
-                continue;
-            };
-            self.make_room_within_limit(&entitled, plan);
-            self.count(&mut plan.expected.used, &entitled, &devices);
+            let devices = devices.or_else(|| self.make_room_within_limit(&entitled, plan));
+            match devices {
+                Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
+                None => plan.expected.coming.remove_held(&self.pool, entitled.lease),
+            }
         }
     }
 
@@ -152,7 +144,7 @@ impl Engine {
     /// Suspends leases for something that waits and may have these devices, as far as there will be too few. What is
     /// held back for it counts as coming. Returns the devices that it can count on; `None` if there are too few for
     /// now.
-    fn make_room_for(
+    pub(super) fn make_room_for(
         &mut self,
         entitled: &Entitled,
         may_have: &BTreeSet<DeviceRef>,
