@@ -23,6 +23,7 @@ mod clients;
 mod coming;
 mod destinations;
 mod durable;
+mod estimate;
 mod handover;
 mod holds;
 mod idle;

@@ -249,40 +249,6 @@ impl Engine {
         })
     }
 
-    /// Returns when as many devices as `wanted` will be there for a request, of those that it `may_have`, if that
-    /// is known: they are free or being released, have passed its reservation, or are of leases that declare
-    /// how long they take.
-    pub(super) fn enough_at(
-        &self,
-        request: LeaseId,
-        wanted: usize,
-        may_have: impl Fn(&DeviceSpec) -> bool,
-    ) -> Option<Timestamp> {
-        let usable = self.pool.usable(may_have);
-        let free = self.pool.free_or_ending().into_keys();
-        let mut coming: BTreeSet<_> = free.collect();
-        coming.extend(self.pool.held_and_coming(request));
-        // The end of a lease frees its devices, or its share of one.
-        let whole = |id: LeaseId| self.leases.get(id).filter(|it| it.share().is_none());
-        for lease in self.leases.index().passing(request) {
-            let lease = whole(lease);
-            coming.extend(lease.into_iter().flat_map(|it| it.lease_devices.keys()));
-        }
-        coming.retain(|device_ref| usable.contains(device_ref));
-        if coming.len() >= wanted {
-            return Some(self.now);
-        }
-        for (at, id) in self.leases.index().time_over() {
-            let lease = whole(id);
-            let devices = lease.into_iter().flat_map(|it| it.lease_devices.keys());
-            coming.extend(devices.filter(|it| usable.contains(*it)));
-            if coming.len() >= wanted {
-                return Some(at);
-            }
-        }
-        None
-    }
-
     /// Returns the next request beyond guarantees of each tenant and shape, other than those for spot leases, the
     /// first first; each with the place of its tenant.
     pub(super) fn heads_in_order(&self) -> Vec<(Place, &TenantName, Rank, &Shape)> {

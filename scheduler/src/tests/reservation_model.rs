@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
+use super::share_model::needs_of;
+use super::world::{SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
 use crate::device::Shape;
@@ -139,36 +140,44 @@ impl World {
     /// Returns when a request with a reservation of these classes will have enough devices, if that is known.
     fn starts_by(&self, waiting: &SimRequest, classes: &BTreeSet<Class>) -> Option<u64> {
         let known = self.leases.as_ref()?;
-        let is_own = |it: &DeviceRef| classes.contains(&class_of(self.device(*it)));
-        let coming = self.coming().into_iter().filter(|device_ref| {
-            is_own(device_ref) && self.is_held_for_none_but(waiting.lease, *device_ref)
-        });
-        let mut coming: BTreeSet<_> = coming.collect();
-        let devices = |lease: &SimLease| {
-            let usable = lease.lease_devices.iter().copied();
-            let usable = usable.filter(|it| self.is_usable(*it) && is_own(it));
-            usable.collect::<Vec<_>>()
+        let is_own = |it: &DeviceRef| {
+            let is_one = classes.contains(&class_of(self.device(*it)));
+            is_one && self.is_usable(*it)
         };
-        let mut ends = Vec::new();
-        for (id, lease) in known.iter().filter(|(_, lease)| !lease.has_share) {
-            let has_passed = self.engine.leases().get(*id).unwrap();
-            let has_passed = has_passed.passed.contains(&waiting.lease);
-            match lease.time_over_at() {
-                _ if has_passed && !lease.is_suspended => coming.extend(devices(lease)),
-                Some(at) => ends.push((at, devices(lease))),
-                None => {}
-            }
+        let needs = needs_of(waiting);
+        let is_enough = |gone: &BTreeSet<LeaseId>| {
+            let is_left = |it: &DeviceRef| {
+                self.has_only(*it, gone) && self.is_held_for_none_but(waiting.lease, *it)
+            };
+            let leases = gone.iter().filter_map(|id| known.get(id));
+            let left = leases.flat_map(|lease| lease.lease_devices.iter().copied());
+            let left = left
+                .filter(is_left)
+                .chain(self.coming().into_iter().filter(is_left));
+            let with_room = self.with_room(&needs, gone, false, waiting.lease);
+            let all: BTreeSet<_> = left.chain(with_room).filter(is_own).collect();
+            all.len() >= waiting.demand.devices as usize
+        };
+        let passed = known.iter().filter(|(id, lease)| {
+            let known = self.engine.leases().get(**id).unwrap();
+            known.passed.contains(&waiting.lease) && !lease.is_suspended
+        });
+        let mut gone: BTreeSet<_> = passed.map(|(id, _)| *id).collect();
+        if is_enough(&gone) {
+            return Some(self.now);
         }
+        let ends = known
+            .iter()
+            .filter_map(|(id, it)| Some((it.time_over_at()?, *id)));
+        let mut ends: Vec<_> = ends.collect();
         ends.sort();
-        let wanted = waiting.demand.devices as usize;
-        let mut starts_by = (coming.len() >= wanted).then_some(self.now);
-        for (at, devices) in ends {
-            coming.extend(devices);
-            if coming.len() >= wanted {
-                starts_by = starts_by.or(Some(at));
+        for (at, id) in ends {
+            gone.insert(id);
+            if is_enough(&gone) {
+                return Some(at);
             }
         }
-        starts_by
+        None
     }
 
     /// Returns whether a request that is not within a guarantee may get a device, as far as reservations are

@@ -258,3 +258,47 @@ fn leased_device_of_a_worker_that_drains_is_not_one_that_its_lease_could_free() 
     assert_eq!(waiting.needs, needs(4, false, suitable));
     assert_eq!(engine.waiting(LeaseId(10)), None);
 }
+
+/// Returns when there will be enough devices for a request.
+fn enough_at(engine: &Engine, request: u64) -> Option<Timestamp> {
+    let waiting = engine.waiting(LeaseId(request)).expect("it waits");
+    match waiting.waiter {
+        Waiter::Request { enough_at, .. } => enough_at,
+        Waiter::Lease { .. } => panic!("{waiting:?}"),
+    }
+}
+
+/// Two leases share the only device, for a minute and for two, with 60 % and 30 % of it.
+#[test]
+fn the_estimate_counts_leases_with_shares() {
+    let share = |permille, seconds: Option<u64>| Demand {
+        share_permille: Some(permille),
+        max_duration: seconds.map(Duration::from_secs),
+        ..demand_of(1, Some("flex"))
+    };
+    let mut engine = Engine::new(Options::default(), TERM, at(0));
+    engine.handle(join(1, &[exact(16)]), at(0));
+    engine.handle(attach(1), at(0));
+    let mut request = |number, demand| {
+        engine.handle(request_for(1, number, demand), at(1_000));
+    };
+    request(1, share(600, Some(60)));
+    request(2, share(300, Some(120)));
+    request(3, share(200, None));
+    request(4, share(650, None));
+    request(5, share(900, None));
+    request(6, demand_of(1, Some("flex")));
+    let expected = [
+        (30, Some(at(61_000))),
+        (40, Some(at(61_000))),
+        (50, Some(at(121_000))),
+        (60, Some(at(121_000))),
+    ];
+    for (lease, expected) in expected {
+        assert_eq!(enough_at(&engine, lease), expected, "{lease}");
+    }
+    // One that does not declare how long it takes.
+    engine.handle(request_for(1, 7, share(50, None)), at(2_000));
+    assert_eq!(enough_at(&engine, 50), Some(at(121_000)));
+    assert_eq!(enough_at(&engine, 60), None);
+}
