@@ -1,5 +1,6 @@
 //! The test's own model of spot leases, which give their devices to all other requests.
 
+use super::share_model::needs_of;
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::lease::Standing;
@@ -157,8 +158,9 @@ impl World {
         self.check_too_few(first, fits, |id, lease| self.is_spot_due(id, lease));
     }
 
-    /// The first request does not wait because of its tenant's limit if enough devices are free for it, and the limit
-    /// would allow them without spot leases of the tenant that have run for long enough.
+    /// The first request does not wait because of its tenant's limit if enough devices are free for it, the limit would
+    /// allow them without spot leases of the tenant that have run for long enough, and there will not be enough within
+    /// the limit anyway.
     pub(super) fn check_own_spot(&self) {
         let first = self.expected_order().first().copied();
         let (Some((first, _)), Some(leases)) = (first, &self.leases) else {
@@ -175,6 +177,15 @@ impl World {
         let mut gone = crate::Amounts::default();
         for (id, _) in own {
             gone.add(&self.engine.leases().get(*id).unwrap().charge);
+        }
+        let room = self.with_room(&needs_of(first), &BTreeSet::new(), false, first.lease);
+        let coming = self.coming().into_iter().chain(room).filter(|it| {
+            let device = self.device(*it);
+            let is_meant = meets_demand(device, &first.demand);
+            is_meant && self.is_allowed(first, device, true)
+        });
+        if coming.count() >= first.demand.devices as usize {
+            return;
         }
         let mut free = self.grantable_to(first);
         free.retain(|it| meets_demand(self.device(*it), &first.demand));

@@ -9,6 +9,16 @@ use super::*;
 use crate::Amounts;
 use crate::lease::{Lease, Standing};
 
+/// The devices for a request that waits.
+struct Enough {
+    /// Those that are coming, and fit it.
+    coming: usize,
+    /// Those of them that no lease needs which waits.
+    certain: usize,
+    /// Those of leases that make room.
+    devices: usize,
+}
+
 impl World {
     /// Returns the devices that leases could get if nothing were leased.
     pub(super) fn offered(&self) -> impl Iterator<Item = &DeviceSpec> {
@@ -412,7 +422,9 @@ impl World {
             is_other(lease) && self.is_suspendable(id, lease)
         });
         // Leases end only if those that go on are not enough, though later.
-        let (coming, devices) = self.enough(first, fits, |id, lease| {
+        let Enough {
+            coming, devices, ..
+        } = self.enough(first, fits, |id, lease| {
             let goes_on = self
                 .engine
                 .check_suspend(id, Suspender::Administrator)
@@ -510,10 +522,14 @@ impl World {
         fits: impl Fn(&DeviceRef) -> bool,
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
     ) {
-        let (coming, devices) = self.enough(waiting, fits, makes_room);
+        let Enough {
+            coming,
+            certain,
+            devices,
+        } = self.enough(waiting, fits, makes_room);
         let wanted = waiting.demand.devices as usize;
         assert!(
-            coming >= wanted || devices + coming < wanted,
+            coming >= wanted || devices + certain < wanted,
             "{} waits, with {coming} devices to come and {devices} of leases that make room",
             waiting.demand
         );
@@ -526,14 +542,14 @@ impl World {
         waiting: &SimRequest,
         fits: impl Fn(&DeviceRef) -> bool,
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
-    ) -> (usize, usize) {
+    ) -> Enough {
         let coming = self.coming().into_iter().filter(|device_ref| {
             fits(device_ref) && self.is_held_for_none_but(waiting.lease, *device_ref)
         });
         let needs = needs_of(waiting);
         let shared = self.with_room(&needs, &BTreeSet::new(), false, waiting.lease);
         let shared = shared.into_iter().filter(&fits);
-        let coming = coming.count() + shared.count();
+        let coming: Vec<_> = coming.chain(shared).collect();
         let room = self.leases.iter().flatten().filter(|(id, lease)| {
             let known = self.engine.leases().get(**id);
             let is_running = known.is_some_and(|known| known.standing == Standing::Running);
@@ -551,7 +567,15 @@ impl World {
         let needed = self.engine.needed_by_leases();
         let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
         let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
-        (coming, devices.count())
+        // If spot leases make room for leases, these take what is coming, too.
+        let certain = coming
+            .iter()
+            .filter(|it| !self.engine.has_spot() || !is_needed(it));
+        Enough {
+            certain: certain.count(),
+            coming: coming.len(),
+            devices: devices.count(),
+        }
     }
 
     /// Returns the devices that are free or will be.
