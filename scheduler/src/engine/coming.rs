@@ -1,9 +1,10 @@
 //! The devices that are free or will be, for requests that count on them in turn.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tensord_proto::ids::LeaseId;
 
+use super::holds::MayHave;
 use super::victims::Victim;
 use crate::device::{Demand, Share};
 use crate::event::DeviceRef;
@@ -38,17 +39,20 @@ impl Coming {
         &self,
         pool: &Pool,
         demand: &Demand,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         preferred: &[DeviceRef],
     ) -> Vec<DeviceRef> {
         let shared = preferred.iter().chain(self.rooms.keys());
-        let shared = shared.filter(|it| may_have.contains(it) && self.has_room(pool, demand, it));
+        let shared =
+            shared.filter(|it| self.has_room(pool, demand, it) && may_have.contains(pool, **it));
         if let Some(shared) = shared.copied().next() {
             return vec![shared];
         }
         let first = preferred.iter().filter(|it| self.devices.contains_key(it));
         let others = self.devices.keys().filter(|it| !preferred.contains(it));
-        let all = first.chain(others).filter(|it| may_have.contains(it));
+        let all = first
+            .chain(others)
+            .filter(|it| may_have.contains(pool, **it));
         all.copied().take(demand.devices as usize).collect()
     }
 
@@ -67,12 +71,7 @@ impl Coming {
 
     /// Takes the share of a device that is demanded, if one of those that a request `may_have` has room for it
     /// beside other leases. Returns whether that is so.
-    pub(super) fn take_room(
-        &mut self,
-        pool: &Pool,
-        demand: &Demand,
-        may_have: &BTreeSet<DeviceRef>,
-    ) -> bool {
+    pub(super) fn take_room(&mut self, pool: &Pool, demand: &Demand, may_have: &MayHave) -> bool {
         let chosen = self.choose(pool, demand, may_have, &[]);
         let mut shared = chosen.iter().filter(|it| self.rooms.contains_key(it));
         let has_room = shared.next().is_some();

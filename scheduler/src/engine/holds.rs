@@ -17,6 +17,7 @@ use super::victims::{Borrowed, take_away};
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
+use crate::pool::{DeviceClass, Pool};
 use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
@@ -33,6 +34,25 @@ pub(super) struct Expected {
     pub(super) used: BTreeMap<TenantName, Amounts>,
     /// The leases that could be suspended.
     pub(super) borrowed: Vec<Borrowed>,
+}
+
+/// The devices that something which waits could get if they were free.
+pub(super) enum MayHave {
+    /// All of these classes.
+    Classes(BTreeSet<DeviceClass>),
+    /// These.
+    Devices(BTreeSet<DeviceRef>),
+}
+
+impl MayHave {
+    pub(super) fn contains(&self, pool: &Pool, device_ref: DeviceRef) -> bool {
+        match self {
+            Self::Classes(classes) => pool
+                .usable_class(device_ref)
+                .is_some_and(|class| classes.contains(class)),
+            Self::Devices(devices) => devices.contains(&device_ref),
+        }
+    }
 }
 
 /// A request that is entitled to devices.
@@ -166,7 +186,7 @@ impl Engine {
     pub(super) fn count_on(
         &self,
         entitled: &Entitled,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         expected: &mut Expected,
     ) -> Option<Vec<DeviceRef>> {
         let Expected {
@@ -176,7 +196,7 @@ impl Engine {
         } = expected;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let free = coming.devices.iter();
-        let free = free.filter(|(at, is_free)| **is_free && may_have.contains(at));
+        let free = free.filter(|(at, is_free)| **is_free && may_have.contains(&self.pool, **at));
         let free: Vec<_> = free.map(|(device_ref, _)| *device_ref).collect();
         let best = self.pool.choose(&free, wanted).unwrap_or(free);
         let devices = coming.choose(&self.pool, demand, may_have, &best);
@@ -237,15 +257,20 @@ impl Engine {
     }
 
     /// Returns the devices that an entitled request could get if they were free, whose tenant has `used`.
-    pub(super) fn may_have(&self, used: &Amounts, entitled: &Entitled) -> BTreeSet<DeviceRef> {
+    pub(super) fn may_have(&self, used: &Amounts, entitled: &Entitled) -> MayHave {
         let request = self.queue.get(entitled.lease);
-        let mut usable = request.map_or_else(BTreeSet::new, |it| self.usable_by(it, used));
         let reservation = self.reservation_of(entitled.lease);
-        if let Some(reservation) = reservation.filter(|_| entitled.by == Entitlement::Reservation) {
-            let device = |it: &DeviceRef| self.pool.device(*it);
-            usable.retain(|it| device(it).is_some_and(|it| reservation.includes(it)));
-        }
-        usable
+        let reservation = reservation.filter(|_| entitled.by == Entitlement::Reservation);
+        let classes = request.map(|request| {
+            let may_get = self.may_get(request, used);
+            let is_reserved = |class: &DeviceClass| reservation.is_none_or(|it| it.includes(class));
+            let classes = self
+                .pool
+                .classes()
+                .filter(|it| may_get(it) && is_reserved(it));
+            classes.cloned().collect()
+        });
+        MayHave::Classes(classes.unwrap_or_default())
     }
 
     /// Counts devices as those of a request's tenant.

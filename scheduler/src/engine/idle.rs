@@ -22,6 +22,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::coming::Coming;
+use super::holds::MayHave;
 use super::waiting::WaitingPart;
 use crate::device::{DeviceSpec, Share};
 use crate::event::{DeviceRef, Suspender};
@@ -218,7 +219,7 @@ impl Engine {
             return false;
         };
         let used = used.get(&request.tenant).unwrap_or(&NOTHING);
-        let usable = self.usable_by(request, used);
+        let usable = MayHave::Devices(self.usable_by(request, used));
         coming.add_held(&self.pool, id);
         let has_room = coming.take_room(&self.pool, &request.demand, &usable);
         if !has_room {

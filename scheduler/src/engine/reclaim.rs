@@ -33,7 +33,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::coming::{Coming, few_shares};
-use super::holds::{Entitled, Entitlement, Expected};
+use super::holds::{Entitled, Entitlement, Expected, MayHave};
 use super::spot::PartInNeed;
 use super::victims::{Borrowed, Victim, fewest, take_away, useful, without_ending};
 use crate::device::{Demand, DeviceSpec, Requirement};
@@ -147,7 +147,7 @@ impl Engine {
     pub(super) fn make_room_for(
         &mut self,
         entitled: &Entitled,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         plan: &mut Plan,
     ) -> Option<Vec<DeviceRef>> {
         let Expected {
@@ -202,7 +202,7 @@ impl Engine {
         &mut self,
         borrowed: &[Borrowed],
         entitled: &Entitled,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         coming: &Coming,
         missing: usize,
     ) -> Option<Vec<Victim>> {
@@ -243,12 +243,12 @@ impl Engine {
         &self,
         borrowed: &[Borrowed],
         entitled: &Entitled,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         coming: &Coming,
     ) -> Vec<(Timestamp, Victim)> {
         let (mut candidates, mut sharing) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
         for it in borrowed {
-            let useful = it.useful_for(entitled, may_have);
+            let useful = it.useful_for(&self.pool, entitled, may_have);
             match it.device_share {
                 _ if useful == 0 => {}
                 Some(_) => {
@@ -283,7 +283,7 @@ impl Engine {
         &self,
         borrowed: &[Borrowed],
         entitled: &Entitled,
-        may_have: &BTreeSet<DeviceRef>,
+        may_have: &MayHave,
         coming: &Coming,
         missing: usize,
     ) -> Option<Vec<Victim>> {

@@ -13,7 +13,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
 use super::coming::Coming;
-use super::holds::{Entitled, Entitlement, Expected};
+use super::holds::{Entitled, Entitlement, Expected, MayHave};
 use super::waiting::WaitingPart;
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
@@ -23,14 +23,14 @@ use crate::time::Timestamp;
 /// A part of a lease that waits, and the devices that it could get at each worker.
 pub(super) struct PartInNeed {
     pub(super) entitled: Entitled,
-    places: BTreeMap<WorkerId, BTreeSet<DeviceRef>>,
+    places: BTreeMap<WorkerId, MayHave>,
 }
 
 /// Where a part of a lease will have enough devices first.
 pub(super) struct FirstPlace<'a> {
     pub(super) entitled: &'a Entitled,
     /// The devices that it could get there.
-    pub(super) devices: &'a BTreeSet<DeviceRef>,
+    pub(super) devices: &'a MayHave,
     /// From when on spot leases could make room there.
     pub(super) at: Timestamp,
 }
@@ -99,7 +99,7 @@ impl Engine {
         id: LeaseId,
         receiver: Option<WorkerId>,
         part: &WaitingPart<'_>,
-    ) -> BTreeMap<WorkerId, BTreeSet<DeviceRef>> {
+    ) -> BTreeMap<WorkerId, MayHave> {
         let accepts = |device: &DeviceSpec| part.requirement.accepts(device);
         let mut places = BTreeMap::<WorkerId, BTreeSet<DeviceRef>>::new();
         for device_ref in self.pool.usable(accepts) {
@@ -112,7 +112,10 @@ impl Engine {
                 || self.has_room(*worker);
             (part.can_run_at)(*worker) && has_place && !self.pool.is_ending(*worker, id)
         });
+        let places = places.into_iter();
         places
+            .map(|(worker, devices)| (worker, MayHave::Devices(devices)))
+            .collect()
     }
 
     /// Returns the devices at which the parts of a lease will have enough first, each at a worker of its own; `None`
@@ -129,7 +132,8 @@ impl Engine {
                 let (at, missing) = self.enough_at_place(&part.entitled, devices, expected)?;
                 Some((at, missing, worker, devices))
             });
-            let (at, _, worker, devices) = possible.min()?;
+            let first = possible.min_by_key(|(at, missing, worker, _)| (*at, *missing, **worker));
+            let (at, _, worker, devices) = first?;
             workers.insert(*worker);
             Some(FirstPlace {
                 entitled: &part.entitled,
@@ -145,7 +149,7 @@ impl Engine {
     fn enough_at_place(
         &self,
         entitled: &Entitled,
-        devices: &BTreeSet<DeviceRef>,
+        devices: &MayHave,
         expected: &Expected,
     ) -> Option<(Timestamp, usize)> {
         let Expected {

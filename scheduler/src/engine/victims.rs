@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::LeaseId;
 
-use super::holds::{Entitled, Entitlement};
+use super::holds::{Entitled, Entitlement, MayHave};
 use crate::device::Share;
 use crate::event::DeviceRef;
+use crate::pool::Pool;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
@@ -34,14 +35,17 @@ pub(super) struct Borrowed {
 
 impl Borrowed {
     /// Returns the number of its devices that an entitled request could get, which `may_have` these.
-    pub(super) fn useful_for(&self, entitled: &Entitled, may_have: &BTreeSet<DeviceRef>) -> usize {
+    pub(super) fn useful_for(&self, pool: &Pool, entitled: &Entitled, may_have: &MayHave) -> usize {
         let is_for = match entitled.by {
             Entitlement::Guarantee => self.tenant != entitled.tenant,
             Entitlement::Reservation => self.passed.contains(&entitled.lease),
             Entitlement::Spot => false,
         };
         match is_for || self.is_spot {
-            true => self.devices.intersection(may_have).count(),
+            true => {
+                let devices = self.devices.iter();
+                devices.filter(|it| may_have.contains(pool, **it)).count()
+            }
             false => 0,
         }
     }

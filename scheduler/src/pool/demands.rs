@@ -117,7 +117,8 @@ impl Pool {
     /// Returns the devices that are free and not held back, or will be free once they are released; each
     /// with whether it is free now.
     pub(crate) fn free_or_ending(&self) -> BTreeMap<DeviceRef, bool> {
-        let devices = self.usages().filter(|(device_ref, _, usage)| {
+        let devices = self.usages_at(self.index.with_unused());
+        let devices = devices.filter(|(device_ref, _, usage)| {
             let is_wanted = matches!(usage, Usage::Free | Usage::Ending);
             is_wanted && self.held_back.for_others(*device_ref, None).is_nothing()
         });
@@ -129,7 +130,8 @@ impl Pool {
     /// Returns what leases could get of the devices that others have shares of, or of which shares are held back,
     /// once these are released by ended leases: nothing, or less, if more is held back than is left.
     pub(crate) fn coming_rooms(&self) -> BTreeMap<DeviceRef, Room> {
-        let devices = self.usages().map(|(device_ref, ..)| device_ref);
+        let devices = self.usages_at(self.index.with_shared());
+        let devices = devices.map(|(device_ref, ..)| device_ref);
         let rooms = devices.filter_map(|it| Some((it, self.room_for(None, it, false)?)));
         rooms.collect()
     }
@@ -144,9 +146,30 @@ impl Pool {
         usable.map(|(device_ref, ..)| device_ref).collect()
     }
 
+    /// Returns the class of a device that is in use, or free, of a worker that stays.
+    pub(crate) fn usable_class(&self, device_ref: DeviceRef) -> Option<&DeviceClass> {
+        let worker = self.get(device_ref.worker)?;
+        let usage = worker.usage(device_ref.index);
+        let is_usable = matches!(usage, Usage::Free | Usage::Leased | Usage::Ending);
+        let class = worker.class(device_ref.index)?;
+        (is_usable && worker.stream.is_some()).then_some(class)
+    }
+
     /// Returns all devices, each with how it is used.
     fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
         self.workers().flat_map(|(worker, known)| {
+            let devices = known.devices();
+            devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
+        })
+    }
+
+    /// Returns the devices of these workers, each with how it is used.
+    fn usages_at<'a>(
+        &'a self,
+        workers: &'a BTreeSet<WorkerId>,
+    ) -> impl Iterator<Item = (DeviceRef, &'a DeviceSpec, Usage)> {
+        let known = workers.iter().filter_map(|id| Some((*id, self.get(*id)?)));
+        known.flat_map(|(worker, known)| {
             let devices = known.devices();
             devices.map(move |(index, device, usage)| (DeviceRef { worker, index }, device, usage))
         })

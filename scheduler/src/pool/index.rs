@@ -132,6 +132,10 @@ pub(super) struct WorkerKeys {
     pub(super) group: GroupKey,
     /// What other leases could get now of its devices that leases share, by device index.
     pub(super) rooms: Vec<(DeviceClass, Room, u32)>,
+    /// Whether it has devices that no lease has.
+    pub(super) has_unused: bool,
+    /// Whether leases have shares of its devices, or shares of them are held back.
+    pub(super) has_shared: bool,
     /// The number of parts of leases whose snapshots it keeps.
     pub(super) kept: usize,
     /// The snapshot store that it has open.
@@ -166,6 +170,10 @@ pub(crate) struct WorkerIndex {
     /// What is left of the devices that leases share, of each class the least first.
     rooms: BTreeMap<DeviceClass, BTreeSet<(Room, DeviceRef)>>,
     by_store: BTreeMap<StoreId, BTreeSet<WorkerId>>,
+    /// The workers with devices that no lease has.
+    with_unused: BTreeSet<WorkerId>,
+    /// The workers with devices that leases share, or of which shares are held back.
+    with_shared: BTreeSet<WorkerId>,
     draining: BTreeSet<WorkerId>,
     disconnected: BTreeSet<WorkerId>,
     /// The workers that were new, gone, or had another stream or offer, since these were taken last.
@@ -200,6 +208,15 @@ impl WorkerIndex {
         }
         self.count_rooms(id, before, false);
         self.count_rooms(id, keys, true);
+        for (set, is_member) in [
+            (&mut self.with_unused, keys.is_some_and(|it| it.has_unused)),
+            (&mut self.with_shared, keys.is_some_and(|it| it.has_shared)),
+        ] {
+            match is_member {
+                true => set.insert(id),
+                false => set.remove(&id),
+            };
+        }
         if let Some(WorkerKeys {
             group: key,
             kept,
@@ -292,6 +309,16 @@ impl WorkerIndex {
     /// Returns the workers that have a snapshot store open.
     pub(crate) fn with_store(&self, store: StoreId) -> impl Iterator<Item = WorkerId> {
         self.by_store.get(&store).into_iter().flatten().copied()
+    }
+
+    /// Returns the workers with devices that no lease has: free ones, and some that ended leases have not left.
+    pub(super) fn with_unused(&self) -> &BTreeSet<WorkerId> {
+        &self.with_unused
+    }
+
+    /// Returns the workers with devices that leases share, or of which shares are held back.
+    pub(super) fn with_shared(&self) -> &BTreeSet<WorkerId> {
+        &self.with_shared
     }
 
     /// Returns the workers that get no new leases.

@@ -190,6 +190,11 @@ impl Worker {
         holders.map(|holder| holder.lease).collect()
     }
 
+    /// Returns the class of a device.
+    pub(super) fn class(&self, index: u32) -> Option<&DeviceClass> {
+        self.classes.get(index as usize)
+    }
+
     /// Returns the leases that have a device, or a share of it.
     pub(super) fn holders(&self, index: u32) -> &[Holder] {
         let holders = self.holders.get(index as usize);
@@ -346,6 +351,7 @@ impl Worker {
     pub(super) fn keys(&self, held_back: impl Fn(u32) -> Held) -> WorkerKeys {
         let (mut offered, mut free) = (ClassCounts::default(), ClassCounts::default());
         let mut rooms = Vec::new();
+        let (mut has_unused, mut has_shared) = (false, false);
         for (index, class) in (0..).zip(&self.classes) {
             if self.is_offered(index) {
                 offered.add(class, 1);
@@ -354,6 +360,8 @@ impl Worker {
             if self.usage(index) == Usage::Free && held.is_nothing() {
                 free.add(class, 1);
             }
+            has_unused |= matches!(self.usage(index), Usage::Free | Usage::Ending);
+            has_shared |= self.room(index, false, !held.is_nothing()).is_some();
             let room = self.room(index, true, !held.is_nothing());
             let room = room.and_then(|room| held.left_of(room));
             let room = room.filter(|room| !room.is_empty());
@@ -368,6 +376,8 @@ impl Worker {
         WorkerKeys {
             group,
             rooms,
+            has_unused,
+            has_shared,
             kept: self.kept,
             store: self.store(),
         }
