@@ -19,6 +19,7 @@
 //!   deadline.
 
 pub(crate) mod assignment;
+mod borrowed;
 mod clients;
 mod coming;
 mod destinations;

@@ -28,6 +28,7 @@ mod reservations;
 mod restart;
 mod several_workers;
 mod share_model;
+mod shared_reclaim;
 mod shares;
 mod spot;
 mod spot_model;

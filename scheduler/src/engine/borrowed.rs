@@ -1,0 +1,174 @@
+//! Which leases are beyond the guarantee of their tenant, and how these could give their devices to others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tensord_proto::ids::LeaseId;
+
+use super::Engine;
+use super::holds::{Entitled, Entitlement};
+use super::victims::Borrowed;
+use crate::device::{DeviceSpec, Requirement};
+use crate::event::{DeviceRef, Suspender};
+use crate::lease::{Lease, Standing};
+use crate::tenants::{Amounts, TenantName};
+use crate::time::Timestamp;
+
+/// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
+/// if its devices are needed and it cannot be suspended: it should have snapshots by then.
+const SNAPSHOTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// How a lease could give its devices to others.
+struct WayOut {
+    /// The time from which it may have to.
+    from: Timestamp,
+    /// Whether it ends then; else it is suspended.
+    ends: bool,
+}
+
+impl Engine {
+    /// Returns the borrowed leases that could be suspended for one of these requests, apart from devices that a
+    /// lease would get which waits and comes before all requests.
+    pub(super) fn borrowed_leases(&self, entitled: &[Entitled]) -> Vec<Borrowed> {
+        let mut by_tenant = BTreeMap::<&TenantName, Vec<(LeaseId, &Lease)>>::new();
+        for (id, lease) in self.could_make_room_for(entitled) {
+            if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
+                by_tenant.entry(tenant).or_default().push((id, lease));
+            }
+        }
+        let (pool, needed) = (self.pool.amounts(), self.needed_by_leases());
+        let mut borrowed = Vec::new();
+        for (tenant, leases) in by_tenant {
+            let within = self.leases_within_guarantee(tenant);
+            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+            let share = self.shares(&pool).key(tenant, used, spot);
+            let beyond = leases.into_iter().filter(|(id, _)| !within.contains(id));
+            let suspendable = beyond.filter_map(|(id, lease)| {
+                let devices = self.without_needed(lease, &needed);
+                self.as_borrowed(id, lease, tenant, share, devices)
+            });
+            borrowed.extend(suspendable);
+        }
+        borrowed
+    }
+
+    /// Returns the spot leases that could be suspended for a lease that waits, or would end.
+    pub(super) fn spot_leases(&self) -> Vec<Borrowed> {
+        let pool = self.pool.amounts();
+        let spot = self.leases.index().spot().filter_map(|id| {
+            let lease = self.leases.get(id).filter(|it| it.counts())?;
+            let tenant = lease.tenant.as_ref()?;
+            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+            let share = self.shares(&pool).key(tenant, used, spot);
+            let devices = lease.lease_devices.keys().copied().collect();
+            self.as_borrowed(id, lease, tenant, share, devices)
+        });
+        spot.collect()
+    }
+
+    /// Returns a borrowed lease with those of its devices that others could get, if it could give them away.
+    fn as_borrowed(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+        tenant: &TenantName,
+        tenant_share: u64,
+        devices: BTreeSet<DeviceRef>,
+    ) -> Option<Borrowed> {
+        let way_out = self.way_out_of(id, lease)?;
+        Some(Borrowed {
+            lease: id,
+            tenant: tenant.clone(),
+            devices,
+            charge: lease.charge.clone(),
+            device_share: lease.share(),
+            passed: lease.passed.clone(),
+            is_spot: lease.is_spot,
+            suspendable_at: way_out.from,
+            ends: way_out.ends,
+            tenant_share,
+            granted_at: lease.granted_at,
+        })
+    }
+
+    /// Returns the leases that could make room for one of these requests if they are borrowed: for those with
+    /// guarantees all, and for others those that have passed one of them, and spot leases.
+    fn could_make_room_for(&self, entitled: &[Entitled]) -> Vec<(LeaseId, &Lease)> {
+        if entitled.iter().any(|it| it.by == Entitlement::Guarantee) {
+            return self.leases.iter().collect();
+        }
+        let index = self.leases.index();
+        let passing = entitled.iter().flat_map(|it| index.passing(it.lease));
+        let candidates: BTreeSet<_> = passing.chain(index.spot()).collect();
+        let candidates = candidates.into_iter();
+        let known = candidates.filter_map(|id| Some((id, self.leases.get(id)?)));
+        known.collect()
+    }
+
+    /// Returns the leases of a tenant that fit within its guarantee, in the order of their grants.
+    fn leases_within_guarantee(&self, tenant: &TenantName) -> BTreeSet<LeaseId> {
+        let policy = self.policy_of(tenant);
+        if policy.guaranteed.is_empty() {
+            return BTreeSet::new();
+        }
+        let own = self.leases.iter().filter(|(_, lease)| {
+            lease.tenant.as_ref() == Some(tenant) && lease.counts() && !lease.is_spot
+        });
+        let mut own: Vec<_> = own
+            .map(|(id, lease)| (lease.granted_at, id, lease))
+            .collect();
+        own.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
+        let mut used = Amounts::default();
+        let within = own.into_iter().filter(|(.., lease)| {
+            let is_within = policy.guarantees(&used, &lease.charge);
+            if is_within {
+                used.add(&lease.charge);
+            }
+            is_within
+        });
+        within.map(|(_, id, _)| id).collect()
+    }
+
+    /// Returns how a lease that runs could give its devices to others, if it could.
+    fn way_out_of(&self, id: LeaseId, lease: &Lease) -> Option<WayOut> {
+        let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
+        let is_attached = self.attached_owner(id).is_some();
+        let from = lease.running_since + self.options.min_run_time;
+        let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
+        let may_end = lease.is_spot || lease.may_end;
+        let (from, ends) = match (lease.durability.is_durable(), may_end) {
+            _ if !runs => return None,
+            (true, _) if can_suspend() => (from, false),
+            (true, true) if is_attached => (from + SNAPSHOTS_WITHIN, true),
+            (false, true) if is_attached => (from, true),
+            _ => return None,
+        };
+        Some(WayOut { from, ends })
+    }
+
+    /// Returns what devices must be like for leases to go on that wait and come before all requests.
+    pub(crate) fn needed_by_leases(&self) -> Vec<Requirement> {
+        let waiting = self.leases_without_devices().into_iter();
+        let waiting = waiting
+            .filter(|id| !self.comes_after_guaranteed(*id) && self.attached_owner(*id).is_some());
+        let waiting = waiting.filter_map(|id| self.leases.get(id));
+        let needed = waiting.flat_map(|lease| {
+            let parts = match lease.standing {
+                Standing::Resuming { .. } => &lease.parts[..],
+                Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => &[],
+            };
+            let parts = parts.iter().map(|part| part.requirement.clone());
+            let lost = lease.lost().and_then(|_| lease.requirement_elsewhere());
+            parts.chain(lost).collect::<Vec<_>>()
+        });
+        needed.collect()
+    }
+
+    fn without_needed(&self, lease: &Lease, needed: &[Requirement]) -> BTreeSet<DeviceRef> {
+        let is_needed = |device: &DeviceSpec| needed.iter().any(|it| it.accepts(device));
+        let devices = lease.lease_devices.keys().copied();
+        devices
+            .filter(|it| self.pool.device(*it).is_some_and(|it| !is_needed(it)))
+            .collect()
+    }
+}
