@@ -441,7 +441,9 @@ impl World {
         let parts = lease.parts.iter().map(|part| part.devices);
         let needed = lease.lease_devices.len() + parts.sum::<usize>();
         let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
-        let can_be_all = !is_attached || is_resumed;
+        // Spot leases may have yet to make room of what is held back.
+        let is_beside_spot = self.engine.has_spot() && !lease.is_spot;
+        let can_be_all = !is_attached || is_resumed || is_beside_spot;
         let most = needed.saturating_sub(usize::from(!can_be_all));
         assert!(held_back.len() <= most, "{id}");
         for device_ref in held_back {
@@ -458,7 +460,6 @@ impl World {
             let has_snapshots = places.any(|it| it == worker)
                 || stores.any(|store| store_of(worker) == Some(store));
             // Others can get them, unless spot leases are to make room.
-            let is_beside_spot = self.engine.has_spot() && !lease.is_spot;
             let is_free = free.contains(&device_ref) && (has_snapshots || is_resumed);
             assert!(is_free || is_beside_spot);
         }
