@@ -21,8 +21,8 @@
 //!
 //! No two leases take each other's place in turn. What a reclaimed lease gives up goes to a request within a
 //! guarantee, whose lease is not borrowed while its tenant's guarantee stays; to a request with a reservation,
-//! whose lease has passed only requests that still wait; or from a spot lease to another one, never the other
-//! way. So each reclaim lowers the number of requests that wait, and nothing but new demand or a changed policy
+//! whose lease has passed only requests that still wait; or from a spot lease to another request or lease, never
+//! the other way. A lease that has ended for a request does not wait again. So each reclaim lowers the number of requests that wait, and nothing but new demand or a changed policy
 //! raises it.
 
 use std::cmp::Reverse;
