@@ -81,15 +81,18 @@ impl World {
         let Some(leases) = &self.leases else {
             return;
         };
-        let order = self.engine.waiting_ids().into_iter();
-        let mut waiting = order.filter_map(|id| Some((id, self.engine.leases().get(id)?)));
-        let Some((id, first)) = waiting.next().filter(|(_, it)| !it.is_spot) else {
+        // A request within a guarantee may come before.
+        let id = self.engine.waiting_ids().into_iter().next();
+        let first = id.and_then(|id| Some((id, self.engine.leases().get(id)?)));
+        let Some((id, first)) = first.filter(|(_, it)| !it.is_spot) else {
             return;
         };
         let attached = first
             .owner
             .is_some_and(|id| self.clients.iter().any(|it| it.attached && it.id == id.0));
-        if !attached || first.parts.len() != 1 || self.is_over_limit(first) {
+        // A request with a reservation may come before, and take what is coming.
+        let is_reserved = !self.engine.reserved_now().is_empty();
+        if !attached || is_reserved || first.parts.len() != 1 || self.is_over_limit(first) {
             return;
         }
         let part = &first.parts[0];
