@@ -85,15 +85,13 @@ mod tests {
 
     #[test]
     fn what_overlaps_is_in_different_rows() {
-        let cases: [(&[(f64, f64)], &[usize]); 4] = [
-            (&[], &[]),
-            (&[(0.0, 2.0), (2.0, 3.0)], &[0, 0]),
-            (&[(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)], &[0, 1, 0]),
-            (&[(0.0, 9.0), (1.0, 9.0), (2.0, 3.0)], &[0, 1, 2]),
-        ];
-        for (extents, expected) in cases {
+        let check = |extents: &[(f64, f64)], expected: &[usize]| {
             assert_eq!(rows(extents), expected, "{extents:?}");
-        }
+        };
+        check(&[], &[]);
+        check(&[(0.0, 2.0), (2.0, 3.0)], &[0, 0]);
+        check(&[(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)], &[0, 1, 0]);
+        check(&[(0.0, 9.0), (1.0, 9.0), (2.0, 3.0)], &[0, 1, 2]);
     }
 
     #[test]
