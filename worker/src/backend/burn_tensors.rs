@@ -181,7 +181,7 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         };
         let after = self.clamp_indices(&mut op);
         self.run(|interpreter| {
-            if !B::execute_exactly(interpreter, &op) {
+            if !cast_int(interpreter, &op) && !B::execute_exactly(interpreter, &op) {
                 interpreter.register_op(*op);
             }
         });
@@ -325,6 +325,20 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             Ok(())
         })
     }
+}
+
+/// Executes `op` if it is a cast between integers, which Burn's interpreter takes for
+/// unreachable. Returns `false` if the op must still be executed.
+fn cast_int<B: SessionBackend>(interpreter: &mut TensorInterpreter<B>, op: &OperationIr) -> bool {
+    let OperationIr::BaseInt(BaseOperationIr::Cast(cast)) = op else {
+        return false;
+    };
+    let HandleKind::Int(input) = interpreter.get_tensor(&cast.input) else {
+        unreachable!("a cast between integers with an input of another kind is refused");
+    };
+    let out = B::int_cast(input, IntDType::from(cast.out.dtype));
+    interpreter.register_tensor_to_device(cast.out.id, HandleKind::Int(out));
+    true
 }
 
 /// Returns whether Flex may make an output of another dtype than `op` declares: Flex

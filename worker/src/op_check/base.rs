@@ -1,8 +1,8 @@
 //! Ops on tensors of any kind: views, parts, copies, comparisons.
 
 use burn_ir::{
-    BaseOperationIr, CatOpIr, FlipOpIr, PermuteOpIr, RepeatDimOpIr, ShapeOpIr, SliceAssignOpIr,
-    SliceOpIr, SwapDimsOpIr, TensorIr, UnfoldOpIr,
+    BaseOperationIr, CastOpIr, CatOpIr, FlipOpIr, PermuteOpIr, RepeatDimOpIr, ShapeOpIr,
+    SliceAssignOpIr, SliceOpIr, SwapDimsOpIr, TensorIr, UnfoldOpIr,
 };
 
 use super::{
@@ -51,16 +51,7 @@ pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> OpCheckResult {
         Op::EqualElem(op) | Op::NotEqualElem(op) => compare_scalar(op, kind),
         Op::RepeatDim(op) => repeat_dim(op, kind),
         Op::Cat(op) => cat(op, kind),
-        Op::Cast(op) => match kind {
-            Kind::Float => {
-                kind.of(&op.input)?;
-                kind.of(&op.out)?;
-                has_dims(&op.out, dims(&op.input).iter().copied())?;
-                Ok(0)
-            }
-            // Burn's interpreter has no such op, so its client sends none.
-            Kind::Int | Kind::Bool => unsupported("a cast between integers or booleans"),
-        },
+        Op::Cast(op) => cast(op, kind),
         Op::Empty(op) | Op::Ones(op) | Op::Zeros(op) => {
             kind.of(&op.out)?;
             check_volume(&op.out)?;
@@ -79,6 +70,20 @@ pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> OpCheckResult {
             Ok(bytes(&op.input))
         }
     }
+}
+
+fn cast(op: &CastOpIr, kind: Kind) -> OpCheckResult {
+    if kind == Kind::Bool {
+        return unsupported("a cast between booleans");
+    }
+    kind.of(&op.input)?;
+    kind.of(&op.out)?;
+    has_dims(&op.out, dims(&op.input).iter().copied())?;
+    Ok(match kind {
+        // Flex puts the elements of a view in order before it casts integers.
+        Kind::Int => bytes(&op.input),
+        _ => 0,
+    })
 }
 
 /// Checks the dtype of an output that may be a view: it must be that of the input.

@@ -69,6 +69,8 @@ pub(crate) fn ops() -> Vec<OperationIr> {
         .into_iter()
         .chain(base_of_numbers(DType::I32));
     ops.extend(int_base.map(OperationIr::BaseInt));
+    let cast = CastOpIr::create(int([2, 3]), DType::I64, id);
+    ops.push(OperationIr::BaseInt(BaseOperationIr::Cast(cast)));
     ops.extend(base(BOOL).into_iter().map(OperationIr::BaseBool));
     ops.extend(numbers(DType::F32).into_iter().map(numeric));
     let ints = numbers(DType::I32).into_iter();
