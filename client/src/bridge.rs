@@ -6,6 +6,7 @@
 //! client's devices. All devices of a lease are devices of one such host, as
 //! Burn's data-parallel strategies do not span hosts.
 
+mod cast;
 mod exchange;
 pub(crate) mod forward;
 mod leased;
@@ -20,8 +21,8 @@ use tensord_transport::Secret;
 use tokio::{runtime::Handle, task::AbortHandle};
 use tracing::error;
 
+pub(crate) use self::{cast::CAST_INT, exchange::UPLOAD, leased::leased};
 use self::{exchange::Exchange, leased::set_exchange};
-pub(crate) use self::{exchange::UPLOAD, leased::leased};
 use crate::{
     backend::{Tensord, TensordDevice},
     cohort::{Cohort, flush_lagging_ranks},

@@ -19,6 +19,8 @@
 //! # drop(sums); Ok(()) }
 //! ```
 
+mod cast;
+
 use burn::{
     backend::{ExecutionError, Remote, tensor::FloatTensor},
     tensor::{
@@ -28,10 +30,14 @@ use burn::{
 };
 use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
 
+pub use self::cast::cast_int;
 use crate::bridge::{UPLOAD, leased};
 
 /// The kinds of tensors: [`Float`], [`Int`] and [`Bool`].
-pub trait Kind: kind::Basic + kind::Autodiff + BackendPrimitive<Remote> + sealed::Sealed {}
+pub trait Kind:
+    kind::Basic + kind::Autodiff + BackendPrimitive<Remote> + sealed::Sealed + 'static
+{
+}
 
 impl Kind for Float {}
 impl Kind for Int {}
@@ -111,13 +117,7 @@ pub fn from_data<const D: usize, K: Kind>(
             .register(CustomOpIr::with_scalars(UPLOAD, &[], &[out], vec![ticket]))
             .output()
     });
-    let tensor = Tensor::from_primitive::<Remote>(K::of(tensor));
-    match options.device.gradient_checkpointing_strategy() {
-        Some(strategy) => tensor
-            .autodiff()
-            .with_gradient_checkpointing_strategy(strategy),
-        None => tensor,
-    }
+    as_device_of(of(tensor), &options.device)
 }
 
 /// Reads a tensor's elements, as [`Tensor::try_into_data`] does. Waits for every
@@ -163,6 +163,21 @@ pub fn into_data_async<const D: usize, K: Kind>(
             Err(encoded) => encoded.await,
         }
     }
+}
+
+/// Makes `tensor` track gradients if `device`, which is the tensor's own, does.
+fn as_device_of<const D: usize, K: Kind>(tensor: Tensor<D, K>, device: &Device) -> Tensor<D, K> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor
+            .autodiff()
+            .with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
+    }
+}
+
+/// The tensor of the remote backend's primitive.
+fn of<const D: usize, K: Kind>(primitive: FloatTensor<Remote>) -> Tensor<D, K> {
+    Tensor::from_primitive::<Remote>(K::of(primitive))
 }
 
 /// The remote backend's primitive of a tensor on a leased device.

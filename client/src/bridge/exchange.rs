@@ -27,7 +27,10 @@ use burn_router::{RouterClient, get_client};
 use tokio::runtime::Handle;
 
 use self::reads::{READ, ReadQueue};
-use super::forward::{FORWARD, forward};
+use super::{
+    cast::{CAST_INT, cast_int},
+    forward::{FORWARD, forward},
+};
 use crate::{
     backend::{Tensord, TensordChannel, TensordDevice},
     session::Answer,
@@ -248,6 +251,7 @@ pub(crate) fn install(
         .with_custom_op(FORWARD, move |handles, ir, device| {
             forward(handles, ir, *device);
         })
+        .with_custom_op(CAST_INT, |handles, ir, _| cast_int(handles, ir))
 }
 
 type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;

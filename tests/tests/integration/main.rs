@@ -7,6 +7,7 @@
 mod backend;
 mod bad_input;
 mod bulk;
+mod casts;
 mod conformance;
 mod data;
 mod faults;

@@ -1,0 +1,28 @@
+//! Casts integers on the worker.
+//!
+//! Burn's interpreter, which the bridge and the worker both use, takes a cast from one integer
+//! type to another for unreachable code: it panics, which ends the connection of Burn's client.
+//! So Burn's client sends a custom op instead. The bridge makes Burn's own op of it again,
+//! which the worker executes without that interpreter.
+
+use burn_backend::{IntDType, ops::IntTensorOps};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
+
+use crate::backend::Tensord;
+
+/// The custom op that casts its input to the integer type of its output.
+pub(crate) const CAST_INT: &str = "tensord.cast_int";
+
+/// Executes [`CAST_INT`].
+pub(super) fn cast_int(
+    handles: &mut HandleContainer<<Tensord as BackendIr>::Handle>,
+    ir: &CustomOpIr,
+) {
+    let ([input], [out]) = ir.as_fixed();
+    if let Some(error) = handles.take_error(input) {
+        return handles.set_error(out.id, error.propagated());
+    }
+    let input = handles.get_int_tensor::<Tensord>(input);
+    let cast = Tensord::int_cast(input, IntDType::from(out.dtype));
+    handles.register_int_tensor::<Tensord>(&out.id, cast);
+}
