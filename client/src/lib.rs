@@ -12,6 +12,7 @@
 //!
 //! - [`Pool`], [`Lease`]: connect to a pool and lease devices.
 //! - [`data`]: copies tensors from and to host memory, faster than Burn does.
+//! - `weights` (feature `store`): weights of models, from files onto leased devices and back.
 //! - [`custom`]: ops that workers have in addition to Burn's.
 //! - [`LockstepBatcher`]: makes the ranks of a data-parallel training wait for each other
 //!   before each step.
@@ -44,6 +45,8 @@ mod pool;
 mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "store")]
+pub mod weights;
 
 pub use self::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice},

@@ -17,3 +17,4 @@ mod shares;
 mod sharing;
 mod tenants;
 mod usage;
+mod weights;
