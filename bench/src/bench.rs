@@ -15,6 +15,7 @@ mod scheduler;
 mod sharing;
 mod step;
 mod transfer;
+mod weights;
 mod wire;
 
 use anyhow::{Result, bail};
@@ -57,11 +58,13 @@ pub(crate) enum Bench {
     Scheduler,
     /// [`sharing`].
     Sharing,
+    /// [`weights`].
+    Weights,
 }
 
 impl Bench {
     /// All benches, in the order in which they run.
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -78,6 +81,7 @@ impl Bench {
         Self::Durability,
         Self::Scheduler,
         Self::Sharing,
+        Self::Weights,
     ];
 
     /// Returns the bench's name on the command line and in JSON.
@@ -99,6 +103,7 @@ impl Bench {
             Self::Durability => "durability",
             Self::Scheduler => "scheduler",
             Self::Sharing => "sharing",
+            Self::Weights => "weights",
         }
     }
 
@@ -121,6 +126,7 @@ impl Bench {
             Self::Durability => "cost of snapshots, and time to go on after a process died",
             Self::Scheduler => "leases placed per second in a large pool",
             Self::Sharing => "how exactly leases share the time of a device",
+            Self::Weights => "time to load the weights of a model",
         }
     }
 
@@ -147,6 +153,7 @@ impl Bench {
             Self::Durability => durability::run(context),
             Self::Scheduler => scheduler::run(context),
             Self::Sharing => sharing::run(context),
+            Self::Weights => weights::run(context),
         }
     }
 

@@ -41,7 +41,16 @@ impl LocalPool {
     ///
     /// As [`start`](Self::start).
     pub(crate) fn start_with_store(devices: &str) -> Result<Self> {
-        Self::start_any(&tensord_path()?, devices, None, true)
+        Self::start_any(&tensord_path()?, devices, None, true, &[])
+    }
+
+    /// Starts a pool with additional arguments.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub(crate) fn start_with(devices: &str, more: &[&str]) -> Result<Self> {
+        Self::start_any(&tensord_path()?, devices, None, false, more)
     }
 
     /// Starts a pool with the `tensord` at `binary`.
@@ -50,7 +59,7 @@ impl LocalPool {
     ///
     /// If the pool does not start.
     pub(crate) fn start_binary(binary: &Path, devices: &str) -> Result<Self> {
-        Self::start_any(binary, devices, None, false)
+        Self::start_any(binary, devices, None, false, &[])
     }
 
     /// Starts a pool whose worker advertises the address `host`.
@@ -59,7 +68,7 @@ impl LocalPool {
     ///
     /// As [`start`](Self::start).
     pub(crate) fn start_advertising(devices: &str, host: Option<&str>) -> Result<Self> {
-        Self::start_any(&tensord_path()?, devices, host, false)
+        Self::start_any(&tensord_path()?, devices, host, false, &[])
     }
 
     fn start_any(
@@ -67,6 +76,7 @@ impl LocalPool {
         devices: &str,
         host: Option<&str>,
         has_store: bool,
+        more: &[&str],
     ) -> Result<Self> {
         let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut command = Command::new(binary);
@@ -75,6 +85,7 @@ impl LocalPool {
         if let Some(host) = host {
             command.args(["--advertise", host]);
         }
+        command.args(more);
         if has_store {
             let store = dir.path().join("snapshots");
             command.arg("--snapshots").arg(store);
