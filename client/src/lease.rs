@@ -1,5 +1,6 @@
 //! A lease: devices, or a share of one, that this program has until it drops the lease.
 
+mod ctrl_c;
 mod durability_status;
 mod event;
 mod request;
@@ -7,7 +8,7 @@ mod request;
 use std::{
     fmt,
     net::TcpListener,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, OnceLock, atomic::Ordering},
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, share::WHOLE_PERMILLE, v1};
 use tensord_transport::Secret;
 
+use self::ctrl_c::CtrlC;
 pub(crate) use self::event::LeaseEvents;
 pub use self::{
     durability_status::DurabilityStatus,
@@ -31,6 +33,9 @@ use crate::{
     control::{handle::ControlHandle, lease_watch::LeaseWatch},
     session::Session,
 };
+
+/// The reason for the end of a lease that Ctrl+C has ended.
+const CTRL_C: &str = "Ctrl+C ended the lease";
 
 /// A description of a leased device, with the name of its worker.
 ///
@@ -165,7 +170,11 @@ pub struct Lease {
     pub(crate) bridge: Option<Bridge>,
     pub(crate) cohort: Arc<Cohort>,
     pub(crate) watch: LeaseWatch,
+    pub(crate) ctrl_c: CtrlCSlot,
 }
+
+/// What [`Lease::end_on_ctrl_c`] has started.
+pub(crate) type CtrlCSlot = OnceLock<CtrlC>;
 
 /// One device of a lease.
 pub(crate) struct LeaseDevice {
@@ -314,6 +323,50 @@ impl Lease {
     ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
         let (control, lease) = (self.control.clone(), self.id);
         async move { control.change_standing(lease, false).await }
+    }
+
+    /// Has Ctrl+C (SIGINT) end this lease instead of the process: at once, its devices are free for
+    /// others, and reads of its tensors fail with an error that names the reason. The program goes on, so that it
+    /// can save what it has. A second Ctrl+C has its usual effect, and so has the first when every lease
+    /// with this setting was dropped.
+    ///
+    /// Without this call, Ctrl+C ends the process, and its devices are free when the lease has
+    /// expired, 30 s later. The library installs no handler by itself. The one that this installs
+    /// stays for the life of the process, and calls a handler that was installed before.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{LeaseRequest, Pool};
+    ///
+    /// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+    /// lease.end_on_ctrl_c()?;
+    /// // … train, until a read returns an error …
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The system's error, if it does not install the handler.
+    pub fn end_on_ctrl_c(&self) -> std::io::Result<()> {
+        if self.ctrl_c.get().is_some() {
+            return Ok(());
+        }
+        let (id, control) = (self.id, Arc::downgrade(&self.control));
+        let sessions: Vec<_> = self
+            .lease_devices
+            .iter()
+            .map(|lease_device| lease_device.session.clone())
+            .collect();
+        let end = move || {
+            sessions.iter().for_each(|session| session.fail(CTRL_C));
+            if let Some(control) = control.upgrade() {
+                control.release(id);
+            }
+        };
+        let started = CtrlC::start(&self.control.runtime_handle, end)?;
+        // If another thread was first, dropping this one leaves that one.
+        let _ = self.ctrl_c.set(started);
+        Ok(())
     }
 
     /// Serves the devices to stock Burn programs, which connect with

@@ -25,8 +25,8 @@
 //! Burn has one configuration for a process. The first lease raises the number of ops that
 //! Burn's remote client sends at a time (`remote.flush_threshold`) from 4 to 64, unless the
 //! program, its `burn.toml` or Burn's environment variables have set it, or Burn has read its
-//! configuration before. Nothing else outside this crate changes: it installs no logger, no
-//! panic hook and no signal handler.
+//! configuration before. Nothing else outside this crate changes: it installs no logger and no
+//! panic hook, and a signal handler only for [`Lease::end_on_ctrl_c`].
 //!
 //! The crate depends on no code of the scheduler or the worker, only on the
 //! messages of `tensord-proto`.

@@ -29,7 +29,7 @@ use crate::{
         lease_watch::LeaseWatch,
     },
     error::{ConnectError, LeaseError},
-    lease::{Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest, LeasedDevice},
+    lease::{CtrlCSlot, Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest, LeasedDevice},
     session::{Session, SessionTarget, drive},
 };
 
@@ -207,6 +207,7 @@ impl Pool {
             bridge: None,
             cohort: cohort.clone(),
             watch: watch.clone(),
+            ctrl_c: CtrlCSlot::new(),
         };
         let mut openings = Vec::new();
         for (lease_rank, leased) in (0..).zip(&granted.devices) {

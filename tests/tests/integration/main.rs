@@ -12,6 +12,7 @@ mod conformance;
 mod data;
 mod faults;
 mod processes;
+mod programs;
 mod queue;
 mod shares;
 mod sharing;
