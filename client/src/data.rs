@@ -19,6 +19,8 @@
 //! # drop(sums); Ok(()) }
 //! ```
 
+#[cfg(feature = "ndarray")]
+mod array;
 mod cast;
 
 use burn::{
@@ -30,6 +32,8 @@ use burn::{
 };
 use burn_ir::{CustomOpIr, OperationOutput, TensorIr};
 
+#[cfg(feature = "ndarray")]
+pub use self::array::{ArrayError, from_array, into_array};
 pub use self::cast::cast_int;
 use crate::bridge::{UPLOAD, leased};
 

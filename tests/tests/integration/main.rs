@@ -4,6 +4,7 @@
 //! every 150 µs. So tests that need many devices, or much time, are in their own binaries:
 //! `collectives`, `training`, `data_parallel`, `backends`.
 
+mod arrays;
 mod backend;
 mod bad_input;
 mod bulk;
