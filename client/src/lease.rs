@@ -1,5 +1,6 @@
 //! A lease: devices, or a share of one, that this program has until it drops the lease.
 
+#[cfg(unix)]
 mod ctrl_c;
 mod durability_status;
 mod event;
@@ -8,7 +9,7 @@ mod request;
 use std::{
     fmt,
     net::TcpListener,
-    sync::{Arc, OnceLock, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -17,6 +18,7 @@ use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, share::WHOLE_PERMILLE, v1};
 use tensord_transport::Secret;
 
+#[cfg(unix)]
 use self::ctrl_c::CtrlC;
 pub(crate) use self::event::LeaseEvents;
 pub use self::{
@@ -35,6 +37,7 @@ use crate::{
 };
 
 /// The reason for the end of a lease that Ctrl+C has ended.
+#[cfg(unix)]
 const CTRL_C: &str = "Ctrl+C ended the lease";
 
 /// A description of a leased device, with the name of its worker.
@@ -170,11 +173,10 @@ pub struct Lease {
     pub(crate) bridge: Option<Bridge>,
     pub(crate) cohort: Arc<Cohort>,
     pub(crate) watch: LeaseWatch,
-    pub(crate) ctrl_c: CtrlCSlot,
+    /// What [`Lease::end_on_ctrl_c`] has started.
+    #[cfg(unix)]
+    pub(crate) ctrl_c: std::sync::OnceLock<CtrlC>,
 }
-
-/// What [`Lease::end_on_ctrl_c`] has started.
-pub(crate) type CtrlCSlot = OnceLock<CtrlC>;
 
 /// One device of a lease.
 pub(crate) struct LeaseDevice {
@@ -332,7 +334,7 @@ impl Lease {
     ///
     /// Without this call, Ctrl+C ends the process, and its devices are free when the lease has
     /// expired, 30 s later. The library installs no handler by itself. The one that this installs
-    /// stays for the life of the process, and calls a handler that was installed before.
+    /// stays for the life of the process, and calls a handler that was installed before. On Unix only.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -347,6 +349,7 @@ impl Lease {
     /// # Errors
     ///
     /// The system's error, if it does not install the handler.
+    #[cfg(unix)]
     pub fn end_on_ctrl_c(&self) -> std::io::Result<()> {
         if self.ctrl_c.get().is_some() {
             return Ok(());

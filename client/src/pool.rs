@@ -29,7 +29,7 @@ use crate::{
         lease_watch::LeaseWatch,
     },
     error::{ConnectError, LeaseError},
-    lease::{CtrlCSlot, Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest, LeasedDevice},
+    lease::{Durability, Lease, LeaseDevice, LeaseEvents, LeaseRequest, LeasedDevice},
     session::{Session, SessionTarget, drive},
 };
 
@@ -207,7 +207,8 @@ impl Pool {
             bridge: None,
             cohort: cohort.clone(),
             watch: watch.clone(),
-            ctrl_c: CtrlCSlot::new(),
+            #[cfg(unix)]
+            ctrl_c: std::sync::OnceLock::new(),
         };
         let mut openings = Vec::new();
         for (lease_rank, leased) in (0..).zip(&granted.devices) {
