@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use tensord_client::{DeviceStatus, Durability, Lease, LeaseRequest, Pool};
 use tensord_testkit::{administrator::Administrator, cluster::Cluster};
 
-use crate::usage::{wait_for_release, work};
+use crate::usage::{check_against_devices, usage, wait_for_release, work};
 
 const MIB: u64 = 1 << 20;
 
@@ -65,6 +65,7 @@ fn leases_with_shares_compute_on_one_device_at_the_same_time() {
         assert_eq!(whole.join().unwrap(), Ok(5.0));
     });
     wait_for_release(&cluster);
+    check_against_devices(&usage(&administrator, "lease"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) fn work(device: &Device) {
     assert!((sum - 65536.0).abs() < 1.0, "{sum}");
 }
 
-fn usage(administrator: &Administrator, by: &str) -> Value {
+pub(crate) fn usage(administrator: &Administrator, by: &str) -> Value {
     let text = administrator.run(&["usage", "--since", "1d", "--by", by, "--json"]);
     serde_json::from_str(&text).unwrap()
 }
@@ -59,8 +59,8 @@ pub(crate) fn wait_for_release(cluster: &Cluster) {
     });
 }
 
-/// Checks that leases have used what the devices have counted by themselves.
-fn check_against_devices(sums: &Value) {
+/// Checks that leases, all of which are released, have used what the devices have counted by themselves.
+pub(crate) fn check_against_devices(sums: &Value) {
     let seconds = |value: &Value| value.as_f64().unwrap();
     let by_leases = seconds(&sums["total"]["busy_seconds"]);
     let by_devices = seconds(&sums["devices_busy_seconds"]);

@@ -1,10 +1,10 @@
 //! A training beyond its tenant's guarantee makes room for another tenant, and goes on after that with the
 //! same bits.
 
-use std::sync::mpsc::channel;
+use std::{sync::mpsc::channel, time::Duration};
 
 use burn::tensor::{Device, Tensor};
-use tensord_client::{LeaseEvent, LeaseRequest, Pool, data};
+use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, data};
 use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
 };
@@ -53,4 +53,33 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
         panic!("{events:?}");
     };
     assert!(waits.contains(reason), "{waits}");
+}
+
+/// Neither lease can be suspended; only one of them may end.
+#[test]
+fn lease_that_may_end_makes_room_before_one_that_may_not() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=2"]);
+    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
+    let url = made.split('\'').nth(1).expect("a URL in quotes");
+    let pool = cluster.pool();
+    let request = || LeaseRequest::devices(1).durable(Durability::Off);
+    let kept = pool.lease(request()).unwrap();
+    let ended = pool.lease(request().may_end()).unwrap();
+    let owner = Pool::connect(url).unwrap();
+    let own = owner.lease(LeaseRequest::devices(1)).unwrap();
+    let reason = ended.wait_ended(Duration::from_secs(10)).unwrap();
+    assert!(
+        reason.contains("its devices were beyond the guarantee of its tenant"),
+        "{reason}"
+    );
+    for lease in [&kept, &own] {
+        let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+        assert_eq!(ones.sum().into_scalar::<f32>(), 4.0);
+    }
+    // Nothing makes room for the other device of the guarantee.
+    let refused = owner.lease(LeaseRequest::devices(1).timeout(Duration::from_secs(1)));
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(kept.ended(), None);
 }
