@@ -1,7 +1,8 @@
-//! A training whose losses are compared step by step between devices.
+//! A training whose losses are compared step by step between devices, and the weights and
+//! numbers that make trainings comparable.
 
 use burn::{
-    module::{ModuleMapper, Param},
+    module::{Module, ModuleMapper, Param},
     nn::loss::CrossEntropyLossConfig,
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Int, Tensor, TensorData},
@@ -13,7 +14,7 @@ const BATCH: usize = 16;
 const SIDE: usize = ModelSize::SMALL.side;
 
 /// Returns `count` pseudo-random numbers from -1 to 1, the same on every machine.
-fn noise(count: usize, salt: usize) -> Vec<f32> {
+pub fn noise(count: usize, salt: usize) -> Vec<f32> {
     let at = |i: usize| ((i + 1) * 7919 + salt * 104_729) % 9973;
     (0..count)
         .map(|i| at(i) as f32 / 9973.0 * 2.0 - 1.0)
@@ -23,10 +24,16 @@ fn noise(count: usize, salt: usize) -> Vec<f32> {
 /// Replaces every weight by fixed noise.
 struct FixWeights<'a>(&'a Device, usize);
 
+/// Replaces every weight of `model` by noise that is the same on every machine, on `device`.
+/// Weights that are frozen stay so.
+pub fn with_fixed_weights<M: Module>(model: M, device: &Device) -> M {
+    model.map(&mut FixWeights(device, 0))
+}
+
 impl ModuleMapper for FixWeights<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        let shape = tensor.shape();
+        let (shape, is_trained) = (tensor.shape(), tensor.is_require_grad());
         self.1 += 1;
         let scale = 0.3;
         let values = noise(shape.num_elements(), self.1)
@@ -34,7 +41,8 @@ impl ModuleMapper for FixWeights<'_> {
             .map(|v| v * scale)
             .collect();
         let data = TensorData::new::<f32, _>(values, shape);
-        Param::from_mapped_value(id, Tensor::from_data(data, self.0).require_grad(), mapper)
+        let tensor = Tensor::from_data(data, self.0).set_require_grad(is_trained);
+        Param::from_mapped_value(id, tensor, mapper)
     }
 }
 
@@ -50,7 +58,7 @@ pub fn losses<M: Classifier>(
     mut between: impl FnMut(usize),
 ) -> Result<Vec<f32>, String> {
     let device = device.clone().autodiff();
-    let mut model = M::new(&ModelSize::SMALL, &device).map(&mut FixWeights(&device, 0));
+    let mut model = with_fixed_weights(M::new(&ModelSize::SMALL, &device), &device);
     let mut optimizer = AdamConfig::new().init();
     let loss = CrossEntropyLossConfig::new().init(&device);
     let mut losses = Vec::new();
