@@ -3,6 +3,7 @@
 //! These tests have a binary of their own, and let devices meet before each step, for the reasons
 //! in `tensord_testkit::replicas`.
 
+mod batch_norm;
 mod failover;
 mod mixed;
 
