@@ -7,6 +7,7 @@
 //! Flex does for the same seed.
 
 mod checkpointing;
+mod recurrent;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use tensord_client::LeaseRequest;
