@@ -7,6 +7,7 @@
 //! Flex does for the same seed.
 
 mod checkpointing;
+mod diffusion;
 mod recurrent;
 
 use burn::tensor::{Device, Tensor, TensorData};
