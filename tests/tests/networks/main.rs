@@ -8,6 +8,7 @@
 
 mod checkpointing;
 mod diffusion;
+mod lora;
 mod recurrent;
 
 use burn::tensor::{Device, Tensor, TensorData};
