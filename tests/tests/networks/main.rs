@@ -8,6 +8,7 @@
 
 mod checkpointing;
 mod diffusion;
+mod gan;
 mod lora;
 mod recurrent;
 
