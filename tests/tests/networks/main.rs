@@ -9,6 +9,7 @@
 mod checkpointing;
 mod diffusion;
 mod gan;
+mod half_precision;
 mod lora;
 mod recurrent;
 
