@@ -329,12 +329,13 @@ impl Lease {
 
     /// Has Ctrl+C (SIGINT) end this lease instead of the process: at once, its devices are free for
     /// others, and reads of its tensors fail with an error that names the reason. The program goes on, so that it
-    /// can save what it has. A second Ctrl+C has its usual effect, and so has the first when every lease
+    /// can save what it has. A second Ctrl+C kills the process, and so does the first once every lease
     /// with this setting was dropped.
     ///
     /// Without this call, Ctrl+C ends the process, and its devices are free when the lease has
     /// expired, 30 s later. The library installs no handler by itself. The one that this installs
-    /// stays for the life of the process, and calls a handler that was installed before. On Unix only.
+    /// stays for the life of the process. It is for programs that do not handle SIGINT by themselves: a handler
+    /// of the program is called, too, but cannot keep the second Ctrl+C from killing the process. On Unix only.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -95,8 +95,13 @@ impl Format {
 /// file has in addition, in `unused`. A parameter gets the element type that the file has.
 /// Parameters that were not used yet are not initialised first, so nothing is computed for them.
 ///
-/// Returns when the weights are queued, as [`data::from_data`](crate::data::from_data) does; one
-/// tensor at a time is in host memory. A fault of the device is reported by the first read.
+/// A Safetensors file that PyTorch has written needs [`load_from`], with
+/// `SafetensorsStore::from_file(path).with_from_adapter(PyTorchToBurnAdapter)`: here its square linear
+/// layers would load transposed, without an error.
+///
+/// Returns when the weights are queued, as [`data::from_data`](crate::data::from_data) does. It reads one
+/// tensor at a time from the file; what the module has stays on its device until everything is loaded.
+/// A fault of the device is reported by the first read. Quantized weights are refused on every device.
 ///
 /// # Errors
 ///

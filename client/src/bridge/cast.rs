@@ -5,8 +5,8 @@
 //! So Burn's client sends a custom op instead. The bridge makes Burn's own op of it again,
 //! which the worker executes without that interpreter.
 
-use burn_backend::{IntDType, ops::IntTensorOps};
-use burn_ir::{BackendIr, CustomOpIr, HandleContainer};
+use burn_backend::{ExecutionError, IntDType, ops::IntTensorOps};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, TensorError};
 
 use crate::backend::Tensord;
 
@@ -18,11 +18,25 @@ pub(super) fn cast_int(
     handles: &mut HandleContainer<<Tensord as BackendIr>::Handle>,
     ir: &CustomOpIr,
 ) {
-    let ([input], [out]) = ir.as_fixed();
+    let ([input], [out]) = (ir.inputs.as_slice(), ir.outputs.as_slice()) else {
+        return refuse(handles, ir);
+    };
+    if !(out.dtype.is_int() || out.dtype.is_uint()) {
+        return refuse(handles, ir);
+    }
     if let Some(error) = handles.take_error(input) {
         return handles.set_error(out.id, error.propagated());
     }
     let input = handles.get_int_tensor::<Tensord>(input);
     let cast = Tensord::int_cast(input, IntDType::from(out.dtype));
     handles.register_int_tensor::<Tensord>(&out.id, cast);
+}
+
+/// Gives the outputs an error. Only a client of a gateway can send such a call.
+fn refuse(handles: &mut HandleContainer<<Tensord as BackendIr>::Handle>, ir: &CustomOpIr) {
+    let error = "tensord.cast_int takes one tensor of integers and an integer type";
+    for out in &ir.outputs {
+        let error = ExecutionError::with_context(error);
+        handles.set_error(out.id, TensorError::new(error));
+    }
 }

@@ -38,7 +38,8 @@ pub enum ArrayError {
 
 /// Makes a tensor of an array on a device, as [`from_data`] does.
 ///
-/// The elements of an array that owns them are not copied, if they are in the standard (row-major)
+/// The tensor has the device's default element type unless the options name another one. The elements
+/// of an array that has this type and owns them are not copied, if they are in the standard (row-major)
 /// order without gaps. The elements of any other array are: of a view, as the upload goes on after
 /// this call, of an array that is shared, and of one in another order, such as a transposed one.
 ///

@@ -1,9 +1,10 @@
 //! Ends leases on Ctrl+C instead of the process, for programs that want that.
 //!
-//! While there is such a lease, the first Ctrl+C only ends leases; the next one has its
-//! usual effect. The decision is made in the signal handler itself, by one flag, so that the
+//! While there is such a lease, the first Ctrl+C only ends leases; the next one kills the
+//! process. The decision is made in the signal handler itself, by one flag, so that the
 //! next one works even if all threads of the program are stuck. When no such lease is left,
-//! the flag is set again, and Ctrl+C does what it did before.
+//! the flag is set again, and Ctrl+C kills the process, also one that has a handler of its own
+//! or ignored the signal before.
 
 use std::{
     io,
@@ -20,8 +21,8 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// Whether the next Ctrl+C has its usual effect.
-static USUAL_EFFECT: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(true.into()));
+/// Whether the next Ctrl+C kills the process.
+static KILLS: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(true.into()));
 
 /// The leases of the process that Ctrl+C ends.
 static LEASES: Mutex<Leases> = Mutex::new(Leases {
@@ -43,20 +44,20 @@ impl Leases {
     /// Counts a lease, and installs the handler if it is the first of the process.
     fn add(&mut self) -> io::Result<()> {
         if !self.is_installed {
-            // In this order: the signal that sets the flag must not have the usual effect.
-            flag::register_conditional_default(SIGINT, USUAL_EFFECT.clone())?;
-            flag::register(SIGINT, USUAL_EFFECT.clone())?;
+            // In this order: the signal that sets the flag must not kill the process.
+            flag::register_conditional_default(SIGINT, KILLS.clone())?;
+            flag::register(SIGINT, KILLS.clone())?;
             self.is_installed = true;
         }
         self.count += 1;
-        USUAL_EFFECT.store(false, Ordering::SeqCst);
+        KILLS.store(false, Ordering::SeqCst);
         Ok(())
     }
 
     fn remove(&mut self) {
         self.count -= 1;
         if self.count == 0 {
-            USUAL_EFFECT.store(true, Ordering::SeqCst);
+            KILLS.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -102,19 +103,19 @@ mod tests {
 
     /// The signal itself is tested with processes, in `tests/`.
     #[tokio::test]
-    async fn the_usual_effect_is_back_when_no_lease_is_left() {
-        let is_usual = || USUAL_EFFECT.load(Ordering::SeqCst);
-        assert!(is_usual());
+    async fn ctrl_c_kills_again_when_no_lease_is_left() {
+        let kills = || KILLS.load(Ordering::SeqCst);
+        assert!(kills());
         let start = || CtrlC::start(&Handle::current(), || ()).unwrap();
         let (first, second) = (start(), start());
-        assert!(!is_usual());
+        assert!(!kills());
         drop(first);
-        assert!(!is_usual());
+        assert!(!kills());
         drop(second);
-        assert!(is_usual());
+        assert!(kills());
         let third = start();
-        assert!(!is_usual());
+        assert!(!kills());
         drop(third);
-        assert!(is_usual());
+        assert!(kills());
     }
 }

@@ -13,8 +13,8 @@ const LISTED: usize = 16;
 pub enum WeightsError {
     /// The extension of a file names no format.
     #[error(
-        "cannot determine the format of {}: its extension {extension:?} is none of .safetensors, .pt, \
-         .pth and .bpk; rename the file, or load it from a store of its format by `load_from`",
+        "cannot determine the format of {}: its extension {extension:?} is none of .safetensors, .bpk, \
+         and, for loading, .pt and .pth; rename the file, or use a store of its format by `load_from` or `save_into`",
         .path.display()
     )]
     UnknownFormat {

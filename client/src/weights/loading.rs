@@ -142,7 +142,10 @@ impl<Mapper> Uploader<'_, Mapper> {
             let data = tensor.try_into_data().map_err(|e| e.to_string())?;
             let dtype = data.dtype();
             if let DType::QFloat(_) = dtype {
-                return Err("it is quantized, and Burn's router has no quantized tensors".into());
+                return Err(
+                    "it is quantized; load it with burn-store on a device that is not remote"
+                        .into(),
+                );
             }
             let tensor = data::from_data(data, (&target.lazy_device(), dtype));
             Ok(target.transform_for_load(tensor, id))
