@@ -80,8 +80,9 @@ pub(crate) struct Health {
     latest: Option<LeaseId>,
     /// Whether the backend has failed since the last test op was started.
     has_failed: bool,
-    /// Number of test ops started so far, and when the latest was started.
+    /// Number of test ops started so far.
     probe_count: u64,
+    /// From when on the time of the latest test op counts: its start, or when another process last had the device.
     probed_at: Option<Instant>,
 }
 

@@ -29,8 +29,8 @@ use self::virtual_time::{Accounts, time_of};
 pub(super) const MIN_TURN: Duration = crate::executor::QUANTUM;
 
 /// By how much the worker may be late to see that a turn was not returned in time. If it is later, it
-/// has been stopped or had no core, and waits for as long again before it kills the process: the turn may
-/// have been returned, in a message that the worker has yet to read.
+/// has been stopped or had no core, and once waits for as long again before it kills the process: the turn
+/// may have been returned, in a message that the worker has yet to read.
 const MAX_LATENESS: Duration = Duration::from_secs(1);
 
 /// What the supervisor is to do.
@@ -84,7 +84,11 @@ enum HolderState {
     /// The holder is to return the turn when it has no work.
     Wanted,
     /// The turn was requested back.
-    Revoked { kill_at: Instant },
+    Revoked {
+        kill_at: Instant,
+        /// Whether that is later than at first, as the worker was late.
+        is_postponed: bool,
+    },
     /// The process was killed, and has not exited yet.
     Killed,
 }
@@ -208,13 +212,21 @@ impl DeviceTurns {
         match holder.state {
             HolderState::Wanted if is_due => {
                 let kill_at = now + return_timeout;
-                holder.state = HolderState::Revoked { kill_at };
+                holder.state = HolderState::Revoked {
+                    kill_at,
+                    is_postponed: false,
+                };
                 Some(TurnAction::Revoke(holder.lease, device))
             }
             HolderState::Wanted if is_new => Some(TurnAction::Want(holder.lease, device)),
-            HolderState::Revoked { kill_at } if now >= kill_at + MAX_LATENESS => {
-                let kill_at = now + MAX_LATENESS;
-                holder.state = HolderState::Revoked { kill_at };
+            HolderState::Revoked {
+                kill_at,
+                is_postponed: false,
+            } if now >= kill_at + MAX_LATENESS => {
+                holder.state = HolderState::Revoked {
+                    kill_at: now + MAX_LATENESS,
+                    is_postponed: true,
+                };
                 None
             }
             HolderState::Revoked { .. } if is_due => {
@@ -236,7 +248,7 @@ impl DeviceTurns {
                 let turn = time_of(ahead_ns, own.weight).max(MIN_TURN);
                 holder.since.checked_add(turn)
             }
-            HolderState::Revoked { kill_at } => Some(kill_at),
+            HolderState::Revoked { kill_at, .. } => Some(kill_at),
             HolderState::Keeps | HolderState::Killed => None,
         }
     }
