@@ -11,8 +11,9 @@ use burn::tensor::{Device, Tensor};
 use tensord_client::{Lease, LeaseRequest, Pool, data};
 use tensord_testkit::cluster::{Cluster, Process};
 
-/// How long a device may be taken after its program was interrupted or has panicked.
-const FREE_WITHIN: Duration = Duration::from_secs(1);
+/// How long a device may be taken after its program was interrupted or has panicked. If the lease had to expire,
+/// it would be 30 s.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long the idle program is measured.
 const IDLE: Duration = Duration::from_secs(5);
@@ -93,11 +94,13 @@ fn helper_program_that_idles() {
     // What the first ops have caused is over.
     thread::sleep(Duration::from_secs(2));
     let (processor, traffic) = (processor_time(), lease.traffic());
+    let began = Instant::now();
     thread::sleep(IDLE);
     let used = processor_time() - processor;
+    let percent = 100 * used.as_millis() / began.elapsed().as_millis();
     let after = lease.traffic();
     let bytes = after.bytes_up + after.bytes_down - traffic.bytes_up - traffic.bytes_down;
-    report(&format!("idle: {} {bytes}", used.as_millis()));
+    report(&format!("idle: {percent} {bytes}"));
 }
 
 /// Returns the processor time of this process, from Linux's `/proc`.
@@ -178,15 +181,12 @@ fn an_idle_lease_costs_little() {
     let program = start(&cluster, "helper_program_that_idles");
     let line = wait_for_line(&program, "idle: ");
     let mut figures = line.rsplit(' ').map(|figure| figure.parse::<u128>());
-    let (bytes, milliseconds) = (
+    let (bytes, percent) = (
         figures.next().unwrap().unwrap(),
         figures.next().unwrap().unwrap(),
     );
-    let most = IDLE.as_millis() / 5;
-    assert!(
-        milliseconds < most,
-        "{milliseconds} ms of processor time in {IDLE:?}"
-    );
+    // Burn's client polls, which takes 8 % of a core of some hosts. A thread that does not wait takes 100 %.
+    assert!(percent < 50, "{percent} % of a core while idle");
     assert!(bytes < 4096, "{bytes} bytes in {IDLE:?}");
 }
 

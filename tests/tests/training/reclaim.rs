@@ -68,7 +68,8 @@ fn lease_that_may_end_makes_room_before_one_that_may_not() {
     let kept = pool.lease(request()).unwrap();
     let ended = pool.lease(request().may_end()).unwrap();
     let owner = Pool::connect(url).unwrap();
-    let own = owner.lease(LeaseRequest::devices(1)).unwrap();
+    let own = owner.lease(LeaseRequest::devices(1).timeout(Duration::from_secs(60)));
+    let own = own.unwrap();
     let reason = ended.wait_ended(Duration::from_secs(10)).unwrap();
     assert!(
         reason.contains("its devices were beyond the guarantee of its tenant"),
