@@ -20,8 +20,9 @@
 //!   victim's steps, M is the median of its steps on a device of its own, and T is a turn of the
 //!   neighbour, which ends with the first product that is done after `MIN_TURN_MS`: `MIN_TURN_MS` + M
 //!   / (products of a step). Both kinds of steps are measured in each run, one after the other, and the
-//!   figure is the median over the runs. `ratio_to_p99_alone` has the 99th percentile alone for M: on a machine
-//!   whose cores also run the programs, steps alone vary by more than the target allows.
+//!   figure is the median over the runs. `ratio_to_p99_alone` is (P − T) divided by (the 99th percentile
+//!   alone / 0.5), with the same T: where the programs run on the worker's cores, steps alone vary by more than the
+//!   target allows.
 
 mod program;
 mod shares;
@@ -93,7 +94,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         format!("largest error of a share: {}", round(sharing.error)),
         format!("speed while the other lease is idle: {}", round(conserved)),
         format!(
-            "victim's p99, of what is due: {}; by its p99 alone: {}",
+            "victim's p99, of what is due: {}; relative to its p99 alone: {}",
             round(victims.ratio.median),
             round(victims.to_p99.median)
         ),

@@ -1,7 +1,7 @@
 //! Time until the weights in a file are on a device, and what is sent for it.
 //!
-//! A program makes a model, loads the weights of a Safetensors file, adds up each parameter and
-//! reads the sums. It is measured from the start of loading. The file was written just before,
+//! A program makes a model, loads the weights of a Safetensors file, adds up the squares of each
+//! layer's weights and reads the sums. It is measured from the start of loading. The file was written just before,
 //! so it is in the host's memory. Contenders are Flex in the program's own process, the first
 //! and the second program on a pool, and a program in which `burn-store` loads onto the leased
 //! device by itself. Each run has a new file and new pools, so that a first program is the first.
@@ -80,7 +80,7 @@ struct Loaded {
     sums: Vec<f32>,
 }
 
-/// The figures of each run.
+/// The times of each run, and what was sent in the last one.
 #[derive(Default)]
 struct Figures {
     local: Vec<f64>,
@@ -89,6 +89,7 @@ struct Figures {
     burn_store: Vec<f64>,
     first_bytes: u64,
     second_bytes: u64,
+    burn_store_bytes: u64,
 }
 
 /// Runs the bench.
@@ -137,6 +138,7 @@ fn measure(context: &Context, layers: usize, file: &Path, figures: &mut Figures)
     let pool = LocalPool::start_with("flex", &["--upload-cache", UPLOAD_CACHE])?;
     let alone = load_on(&pool, layers, file, by_burn_store)?;
     for loaded in [&first, &second, &alone] {
+        ensure!(loaded.sums.len() == local.1.len(), "a layer is missing");
         for (found, expected) in loaded.sums.iter().zip(&local.1) {
             let is_close = (found - expected).abs() <= expected * 1e-4;
             ensure!(
@@ -150,6 +152,7 @@ fn measure(context: &Context, layers: usize, file: &Path, figures: &mut Figures)
     figures.burn_store.push(alone.seconds);
     figures.first_bytes = first.bytes_up;
     figures.second_bytes = second.bytes_up;
+    figures.burn_store_bytes = alone.bytes_up;
     Ok(())
 }
 
@@ -193,12 +196,13 @@ fn report(mib: usize, figures: &Figures, default_bytes: u64) -> Result<Report> {
     let (local, first) = (median(&figures.local)?, median(&figures.first)?);
     let (second, alone) = (median(&figures.second)?, median(&figures.burn_store)?);
     let (first_mib, second_mib) = (sent(figures.first_bytes), sent(figures.second_bytes));
+    let burn_store_mib = sent(figures.burn_store_bytes);
     let mut rows = table(&["program"], &["s", "MiB sent"]);
     for (label, seconds, mib) in [
         ("Flex, in the program's process", local, 0.0),
         ("tensord, first program", first, first_mib),
         ("tensord, second program", second, second_mib),
-        ("burn-store alone, first program", alone, first_mib),
+        ("burn-store alone, first program", alone, burn_store_mib),
     ] {
         rows.add_row([label.to_owned(), format_number(seconds), format_number(mib)]);
     }
@@ -212,6 +216,7 @@ fn report(mib: usize, figures: &Figures, default_bytes: u64) -> Result<Report> {
             "burn_store_s": alone,
             "first_mib_sent": first_mib,
             "second_mib_sent": second_mib,
+            "burn_store_mib_sent": burn_store_mib,
             "second_mib_sent_by_default": sent(default_bytes),
         }),
         table: rows.to_string(),
