@@ -292,7 +292,7 @@ A trace has a header and one line for each job, in the order of their arrival:
   0,research,ada,2,cuda,,40GiB,3600,
   12.5,students,,1,,0.25,,90,5
 Times are in seconds. A share is a part of one device. Kind, share, memory and priority may be empty, and so may user.
-The columns max_duration, durable (off) and spot (yes) may follow, all three, for other leases than durable ones.")]
+Three columns may follow in all lines: max_duration (seconds), durable (off, or empty) and spot (yes, or empty).")]
     Simulate {
         #[command(subcommand)]
         command: Option<SimulateCommand>,

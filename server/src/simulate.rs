@@ -10,7 +10,7 @@
 //!
 //! The engine is the one of a pool. Only its peers are simulated, and they are ideal: no worker is lost, no
 //! message takes time, and a worker has the snapshots of its leases at once, so a suspended job goes on where
-//! it was. A job is the durable lease of a program that stays connected.
+//! it was. A job is the lease of a program that stays connected, durable unless the trace says otherwise.
 
 mod gantt;
 pub(crate) mod generator;

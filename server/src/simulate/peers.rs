@@ -1,8 +1,8 @@
 //! The workers and programs of a simulated pool, around the engine.
 //!
-//! Each job is the program of a client of its own, with one lease, which is durable unless the trace has another one. A worker has the snapshots of its
-//! leases as soon as they run, and so has each keeper. When an ended lease has left its devices, the run loop
-//! reports it, as that takes time.
+//! Each job is the program of a client of its own, with one lease, which is durable unless the trace has
+//! another one. A worker has the snapshots of its leases as soon as they run, and so has each keeper. When an
+//! ended lease has left its devices, the run loop reports it, as that takes time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

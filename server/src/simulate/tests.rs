@@ -418,18 +418,25 @@ fn a_lease_that_is_not_durable_or_spot_or_short_follows_its_rule() {
     let weak: Change = |job| (job.is_durable, job.is_spot) = (false, true);
     let short: Change = |job| job.max_duration_ms = Some(15_000);
     // When the first job ends as it should, how often it is suspended, and when the second one begins, in seconds.
-    let cases = [
-        ("usual", usual, (Some(70), 1, 20)),
-        ("spot", spot, (Some(70), 1, 20)),
-        ("not durable", not_durable, (Some(60), 0, 60)),
-        ("spot and not durable", weak, (None, 0, 20)),
-        ("short", short, (None, 0, 20)),
-    ];
     let guarantee = policy(&[("blue", 1, 1)]);
-    for (name, change, expected) in cases {
+    let none = Policy::new();
+    let cases = [
+        ("usual", usual, &guarantee, (Some(70), 1, 20)),
+        ("not durable", not_durable, &guarantee, (Some(60), 0, 60)),
+        (
+            "usual, without a guarantee",
+            usual,
+            &none,
+            (Some(60), 0, 60),
+        ),
+        ("spot", spot, &none, (Some(70), 1, 20)),
+        ("spot and not durable", weak, &none, (None, 0, 20)),
+        ("short", short, &none, (None, 0, 20)),
+    ];
+    for (name, change, policy, expected) in cases {
         let mut jobs = jobs(&[(0, "red", 1, 60), (20, "blue", 1, 10)]);
         change(&mut jobs[0]);
-        let outcome = simulate(&jobs, "1x1:cuda:8GiB", &guarantee, RequestOrder::Fair, 0);
+        let outcome = simulate(&jobs, "1x1:cuda:8GiB", policy, RequestOrder::Fair, 0);
         let [first, second] = [0, 1].map(|at| &outcome.jobs[at]);
         let ends = first.done_ms.map(|at| at / 1000);
         let begins = second.granted_ms.unwrap() / 1000;

@@ -69,7 +69,7 @@ pub(crate) struct Job {
     pub(crate) max_duration_ms: Option<u64>,
     /// Whether its lease can be suspended.
     pub(crate) is_durable: bool,
-    /// Whether its lease gives its devices to any job that has no spot lease.
+    /// Whether it has a spot lease, in the order that has these.
     pub(crate) is_spot: bool,
 }
 

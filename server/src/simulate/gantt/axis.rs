@@ -12,6 +12,9 @@ const STEPS: [u64; 17] = [
 /// The most steps of the axis of time, if the longest is long enough.
 const MAX_STEPS: u64 = 10;
 
+/// Seconds in a day.
+const DAY_S: u64 = 86_400;
+
 /// The horizontal axis.
 #[derive(Clone, Copy)]
 pub(super) struct Axis {
@@ -30,12 +33,13 @@ impl Axis {
     pub(super) fn push(self, svg: &mut String, top: f64, bottom: f64) {
         let span_s = self.span_ms / 1000;
         let fits = |step: &&u64| span_s / **step <= MAX_STEPS;
-        let step = *STEPS.iter().find(fits).unwrap_or(&(span_s / MAX_STEPS));
+        let days = span_s.div_ceil(MAX_STEPS * DAY_S) * DAY_S;
+        let step = STEPS.iter().find(fits).copied().unwrap_or(days);
         let (unit, name) = match step {
             0..60 => (1, "s"),
             60..3600 => (60, "min"),
-            3600..86_400 => (3600, "h"),
-            _ => (86_400, "d"),
+            3600..DAY_S => (3600, "h"),
+            _ => (DAY_S, "d"),
         };
         for mark in 0..=span_s / step.max(1) {
             let x = self.x(self.start_ms + 1000 * step * mark);
