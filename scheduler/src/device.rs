@@ -159,7 +159,7 @@ pub struct Demand {
     /// For how long the lease has devices at most; `None` for any time.
     pub max_duration: Option<Duration>,
     /// Whether the lease comes after all others, and gives its devices to any request that is not one for a
-    /// spot lease.
+    /// spot lease, and to any other lease that waits for devices.
     pub is_spot: bool,
     /// Whether the lease may end when a request is entitled to its devices that are beyond the guarantee of its
     /// tenant, and it cannot be suspended.

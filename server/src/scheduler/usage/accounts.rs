@@ -17,8 +17,8 @@ use crate::scheduler::access::UnixMillis;
 /// for longer and then reports again is counted twice, from the grant on.
 const SILENCE_MS: u64 = MAX_SPAN_MS;
 
-/// How much later than other work the last work before a report may be reported: the process of a lease
-/// reports to its worker four times a second, and may wait for a core.
+/// How much of a device's latest work a report may lack, which the next report then has, in microseconds: the
+/// process of a lease reports to its worker four times a second, and may wait for a core.
 const MAX_UNREPORTED_US: u64 = 2_000_000;
 
 /// Most grants of a worker. Beyond that, the one with the oldest report is forgotten: more than a worker
