@@ -229,7 +229,7 @@ impl Engine {
         self.queue.set_guaranteed(guaranteed);
     }
 
-    /// Returns the kinds of devices that requests of each shape could get.
+    /// Returns the kinds of devices that requests of each shape could get, with what one counts as at most.
     fn kinds(&self) -> Kinds<'_> {
         let shapes = self.queue.shapes();
         shapes

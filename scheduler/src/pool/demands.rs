@@ -107,11 +107,16 @@ impl Pool {
         self.index().offered().iter().map(|(class, _)| class)
     }
 
-    /// Returns the kinds of devices that a demand could get.
-    pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeSet<&str> {
+    /// Returns the kinds of devices that a demand could get, each with the most that one of these devices would count
+    /// as, in thousandths.
+    pub(crate) fn kinds_for(&self, demand: &Demand) -> BTreeMap<&str, u64> {
         let offered = self.index().offered().iter();
-        let accepted = offered.filter(|(device, _)| demand.accepts(device));
-        accepted.map(|(device, _)| &*device.kind).collect()
+        let mut kinds = BTreeMap::<&str, u64>::new();
+        for (device, _) in offered.filter(|(device, _)| demand.accepts(device)) {
+            let most = kinds.entry(&device.kind).or_default();
+            *most = demand.counted_permille(device).max(*most);
+        }
+        kinds
     }
 
     /// Returns the devices that are free and not held back, or will be free once they are released; each

@@ -10,7 +10,11 @@ use crate::queue::{Rank, Requests, TenantRequests};
 use crate::time::Timestamp;
 
 /// The kinds of devices that requests of each shape could get.
-pub(crate) type Kinds<'a> = BTreeMap<&'a Shape, BTreeSet<&'a str>>;
+pub(crate) type Kinds<'a> = BTreeMap<&'a Shape, KindsOfShape<'a>>;
+
+/// Kinds of devices, each with what one of these devices counts as at most for a request, in thousandths: a share
+/// with some memory counts as most on the smallest device that has it.
+type KindsOfShape<'a> = BTreeMap<&'a str, u64>;
 
 /// The requests that wait and are within the guarantees of their tenants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,7 +78,7 @@ fn within_guarantee(
     requests: &TenantRequests,
 ) -> (Vec<Rank>, Amounts) {
     let mut charge_of_all = Amounts::default();
-    let none = BTreeSet::new();
+    let none = KindsOfShape::new();
     let mut next = BTreeMap::new();
     let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
     for (shape, ranks) in shapes {
@@ -167,7 +171,7 @@ pub(crate) fn order(
     let heads =
         heads.filter_map(|(tenant, (used, spot, ranks))| key(*tenant, used, spot, ranks.front()));
     let mut next: BTreeSet<_> = heads.collect();
-    let none = BTreeSet::new();
+    let none = KindsOfShape::new();
     while let Some((.., tenant)) = next.pop_first() {
         let Some((used, spot, ranks)) = tenants.get_mut(tenant) else {
             continue;
@@ -186,18 +190,20 @@ pub(crate) fn order(
 }
 
 /// Adds the devices that a request will have to those that its tenant has. Their kind may not be known yet.
-fn charge(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
-    let kind = kinds.first().filter(|_| kinds.len() == 1);
+fn charge(used: &mut Amounts, demand: &Demand, kinds: &KindsOfShape<'_>) {
+    let kind = kinds.keys().next().filter(|_| kinds.len() == 1);
     let count = u64::from(demand.devices);
+    let most = kinds.values().max().copied();
+    let permille = count * most.unwrap_or_else(|| demand.permille());
     let memory_bytes = u128::from(count) * u128::from(demand.memory_bytes);
-    used.add_permille(kind.copied(), count * demand.permille(), memory_bytes);
+    used.add_permille(kind.copied(), permille, memory_bytes);
 }
 
 /// Counts the devices of a request of several kinds as some of each, so that the guarantees of all are used
 /// up.
-fn charge_all_kinds(used: &mut Amounts, demand: &Demand, kinds: &BTreeSet<&str>) {
-    for kind in kinds.iter().filter(|_| kinds.len() > 1) {
-        let permille = u64::from(demand.devices) * demand.permille();
+fn charge_all_kinds(used: &mut Amounts, demand: &Demand, kinds: &KindsOfShape<'_>) {
+    for (kind, each) in kinds.iter().filter(|_| kinds.len() > 1) {
+        let permille = u64::from(demand.devices) * each;
         *used.permille.entry((*kind).to_owned()).or_default() += permille;
     }
 }
@@ -207,12 +213,12 @@ fn is_guaranteed(
     policy: &TenantPolicy,
     used: &Amounts,
     demand: &Demand,
-    kinds: &BTreeSet<&str>,
+    kinds: &KindsOfShape<'_>,
 ) -> bool {
-    let has_room = |kind: &&str| {
+    let has_room = |(kind, each): (&&str, &u64)| {
         let most = policy.guaranteed.get(*kind).copied().unwrap_or_default();
         let has = used.permille.get(*kind).copied().unwrap_or_default();
-        has + u64::from(demand.devices) * demand.permille() <= in_permille(most)
+        has + u64::from(demand.devices) * each <= in_permille(most)
     };
     !kinds.is_empty() && kinds.iter().all(has_room)
 }
@@ -270,7 +276,7 @@ mod tests {
         }
         let kinds_of = |shape: &Shape| {
             let accepted = pool.iter().filter(|device| shape.accepts(device));
-            accepted.map(|device| &*device.kind).collect()
+            accepted.map(|device| (&*device.kind, 1000)).collect()
         };
         let kinds = queue.shapes().map(|shape| (shape, kinds_of(shape)));
         let (kinds, requests) = (kinds.collect(), queue.by_tenant());

@@ -2,7 +2,7 @@
 
 use tensord_proto::share::DeviceShare;
 
-use super::tenants::{attach_of, kinds, set_policy};
+use super::tenants::{attach_of, kinds, queued_guaranteed, set_policy};
 use super::*;
 use crate::device::Share;
 
@@ -298,6 +298,54 @@ fn a_share_with_much_memory_counts_as_that() {
     let engine = check(steps);
     let used = &engine.used_by_tenants()["b"];
     assert_eq!(used.all_permille, 1000);
+}
+
+/// Tenant `b` is guaranteed one device of the kind, of which one has 16 GiB and one has 32 GiB, and wants little of
+/// their time. Each of its requests counts as what it would have at most: 8 GiB are half of the smaller device. With
+/// 20 GiB, a request can only get the larger one, of which that is 62.5 %.
+#[test]
+fn a_request_for_a_share_with_much_memory_counts_as_that_for_a_guarantee() {
+    let guaranteed = TenantPolicy {
+        guaranteed: kinds(&[("flex", 1)]),
+        ..TenantPolicy::default()
+    };
+    let request = |number, gib| request_part(2, number, 1, gib, Durability::Off);
+    let beyond = |number, position| queued_for(2, number, position, WaitReason::TooFewFree);
+    let on_both = granted(1, 1, &[(1, 0, exact(16)), (2, 0, exact(32))]);
+    let both = request_for(1, 1, demand_of(2, Some("flex")));
+    let drain = Event::Drain {
+        worker: WorkerId(1),
+        is_drained: true,
+    };
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, join(2, &[exact(32)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", guaranteed)]), vec![]),
+        (1, both, vec![on_both]),
+        (1, request(2, 8), vec![queued_guaranteed(2, 2, 1)]),
+        (1, request(3, 9), vec![beyond(3, 2)]),
+        (1, request(4, 20), vec![beyond(4, 3)]),
+        (
+            1,
+            request(5, 8),
+            vec![queued_guaranteed(2, 5, 2), beyond(3, 3), beyond(4, 4)],
+        ),
+        (1, request(6, 0), vec![beyond(6, 5)]),
+        // Without the smaller device, 8 GiB are a quarter: only request 4 is beyond the guarantee.
+        (
+            2,
+            drain,
+            vec![
+                queued_guaranteed(2, 3, 2),
+                queued_guaranteed(2, 5, 3),
+                queued_guaranteed(2, 6, 4),
+                beyond(4, 5),
+            ],
+        ),
+    ];
+    check(steps);
 }
 
 /// Clients 1 and 2 have shares of the only device that were there before the scheduler.

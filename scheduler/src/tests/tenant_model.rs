@@ -178,18 +178,17 @@ impl World {
             }
             let tenant = tenant_of(waiting.client);
             let kinds = self.kinds_of(waiting);
-            let is_within = |kind: &String| {
+            let is_within = |(kind, each): (&String, &u64)| {
                 let policy = self.policy.get(&tenant)?;
                 let most = *policy.guaranteed.get(kind)?;
                 let count = |used: &BTreeMap<TenantName, Amounts>| {
                     let count = used.get(&tenant).and_then(|used| used.permille.get(kind));
                     count.copied().unwrap_or_default()
                 };
-                let all = count(used) - count(in_spot)
-                    + waiting.demand.permille() * u64::from(waiting.demand.devices);
+                let all = count(used) - count(in_spot) + each * u64::from(waiting.demand.devices);
                 (all <= 1000 * u64::from(most)).then_some(())
             };
-            !kinds.is_empty() && kinds.iter().all(|kind| is_within(kind).is_some())
+            !kinds.is_empty() && kinds.iter().all(|it| is_within(it).is_some())
         };
         let mut guaranteed = Vec::new();
         rest.retain(|&index| {
@@ -280,11 +279,18 @@ impl World {
         (present + self.engine.ranked_past_share(of)) / f64::from(weight)
     }
 
-    fn kinds_of(&self, waiting: &SimRequest) -> BTreeSet<String> {
+    /// Returns the kinds of devices that a request could get, each with the most that one of these counts as, of
+    /// all that meet the demand.
+    fn kinds_of(&self, waiting: &SimRequest) -> BTreeMap<String, u64> {
         let suitable = self
             .offered()
             .filter(|it| meets_demand(it, &waiting.demand));
-        suitable.map(|device| device.kind.clone()).collect()
+        let mut kinds = BTreeMap::<String, u64>::new();
+        for device in suitable {
+            let most = kinds.entry(device.kind.clone()).or_default();
+            *most = (*most).max(counted(device, needs_of(waiting)(device)));
+        }
+        kinds
     }
 
     /// Counts a request within a guarantee as granted: it uses up the guarantees of all kinds that it could get.
@@ -293,8 +299,8 @@ impl World {
         let waiting = &self.waiting[index];
         let kinds = self.kinds_of(waiting);
         let used = used.entry(tenant_of(waiting.client)).or_default();
-        for kind in kinds.iter().filter(|_| kinds.len() > 1) {
-            let count = u64::from(waiting.demand.devices) * waiting.demand.permille();
+        for (kind, each) in kinds.iter().filter(|_| kinds.len() > 1) {
+            let count = u64::from(waiting.demand.devices) * each;
             *used.permille.entry(kind.clone()).or_default() += count;
         }
     }
@@ -304,10 +310,12 @@ impl World {
         let waiting = &self.waiting[index];
         let used = used.entry(tenant_of(waiting.client)).or_default();
         let (count, kinds) = (u64::from(waiting.demand.devices), self.kinds_of(waiting));
-        if let (1, Some(kind)) = (kinds.len(), kinds.first()) {
-            *used.permille.entry(kind.clone()).or_default() += count * waiting.demand.permille();
+        let each = kinds.values().max().copied();
+        let permille = count * each.unwrap_or_else(|| waiting.demand.permille());
+        if let (1, Some(kind)) = (kinds.len(), kinds.keys().next()) {
+            *used.permille.entry(kind.clone()).or_default() += permille;
         }
-        used.all_permille += count * waiting.demand.permille();
+        used.all_permille += permille;
         used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
     }
 
