@@ -119,6 +119,9 @@ pub struct Engine {
     awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
     commands: Vec<Command>,
+    /// The leases that made room, each with the request or lease that waits and for which it did.
+    #[cfg(test)]
+    made_room: Vec<(LeaseId, LeaseId)>,
 }
 
 /// A client that has a stream.
@@ -157,6 +160,8 @@ impl Engine {
             options,
             awaits_recorded_workers: false,
             commands: Vec::new(),
+            #[cfg(test)]
+            made_room: Vec::new(),
         }
     }
 

@@ -36,6 +36,7 @@ mod stores;
 mod suspension;
 mod tenant_model;
 mod tenants;
+mod trading_model;
 mod waiting;
 mod workers;
 mod world;

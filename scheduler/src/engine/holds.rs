@@ -34,6 +34,8 @@ pub(super) struct Expected {
     pub(super) used: BTreeMap<TenantName, Amounts>,
     /// The leases that could be suspended.
     pub(super) borrowed: Vec<Borrowed>,
+    /// The requests that can count on devices, each with these.
+    pub(super) counting: Vec<(Entitled, Vec<DeviceRef>)>,
 }
 
 /// The devices that something which waits could get if they were free.
@@ -121,7 +123,7 @@ impl Engine {
                 expected.coming.retain_common(&now);
                 self.hold_back_for(before_spot, &mut expected);
             }
-            spot.retain(|id| !self.go_on_or_wait(*id));
+            spot.retain(|id| !self.spot_goes_on(*id, &expected));
             if waiting.len() + spot.len() == before {
                 return;
             }
@@ -152,6 +154,7 @@ impl Engine {
                 coming: Coming::of(&self.pool, entitled.iter().map(|it| &it.demand)),
                 used: self.used_by_tenants().clone(),
                 borrowed: self.borrowed_leases(entitled),
+                counting: Vec::new(),
             },
         }
     }
@@ -174,10 +177,11 @@ impl Engine {
             // Nobody gets those that are being released before that, or what a lease has as a whole. Others could
             // take the room beside those that are to make some, and would have to run for as long in turn.
             let is_held = |it: &DeviceRef| self.pool.is_free(*it) || self.pool.is_shared(*it);
-            let held = devices.into_iter().filter(is_held).collect();
+            let held = devices.iter().copied().filter(is_held).collect();
             let demand = &entitled.demand;
             let share_of = |device: &DeviceSpec| demand.share_of(device);
             self.pool.hold_back(entitled.lease, held, share_of);
+            expected.counting.push((entitled, devices));
         }
     }
 
@@ -193,6 +197,7 @@ impl Engine {
             coming,
             used,
             borrowed,
+            ..
         } = expected;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let free = coming.devices.iter();

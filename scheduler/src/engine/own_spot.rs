@@ -2,9 +2,12 @@
 //!
 //! Spot leases count in full towards a limit, so a tenant that uses what is left of its limit for them would keep its
 //! own other requests waiting. As few of them are suspended as the limit demands, and only if there are, or will be,
-//! devices for the request then.
+//! devices for the request then. They do not go on before the request has got its devices, unless there is room for
+//! both.
 
 use std::cmp::Reverse;
+
+use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::coming::few;
@@ -73,9 +76,44 @@ impl Engine {
         };
         let victims: Vec<_> = chosen.iter().map(|it| Victim::of(&[it], 0)).collect();
         for victim in victims {
-            self.suspend_victim(&victim, &entitled.demand, plan);
+            self.suspend_victim(&victim, entitled, plan);
         }
         Some(devices)
+    }
+
+    /// Has a spot lease go on if there are devices for it. It waits for requests of its tenant that can count on
+    /// devices and would exceed the tenant's limit with it: it would have to make room for them again, and they would
+    /// never get theirs. Returns whether it goes on.
+    pub(super) fn spot_goes_on(&mut self, id: LeaseId, expected: &Expected) -> bool {
+        let is_in_the_way = self.leases.get(id).is_some_and(|lease| {
+            let counting = expected.counting.iter();
+            let mut own = counting.filter(|(it, _)| lease.tenant.as_ref() == Some(&it.tenant));
+            let mut used = self.used_by_tenants().clone();
+            if let Some(tenant) = &lease.tenant {
+                used.entry(tenant.clone()).or_default().add(&lease.charge);
+            }
+            own.any(|(entitled, devices)| {
+                let has = used.get(&entitled.tenant).unwrap_or(&NOTHING);
+                let is_over = !self.are_within_limit(entitled, has, devices);
+                self.count(&mut used, entitled, devices);
+                is_over
+            })
+        });
+        if is_in_the_way {
+            self.report_standing(id);
+            return false;
+        }
+        self.go_on_or_wait(id)
+    }
+
+    /// Returns whether a spot lease waits whose tenant has a limit.
+    pub(super) fn has_limited_spot_that_waits(&self) -> bool {
+        let mut waiting = self.leases.index().unsettled();
+        waiting.any(|id| {
+            let lease = self.leases.get(id).filter(|it| it.is_spot);
+            let tenant = lease.and_then(|it| it.tenant.as_ref());
+            tenant.is_some_and(|it| self.policy_of(it).limit != TenantLimit::default())
+        })
     }
 
     /// Returns whether the limit of a request's tenant, which has `used`, allows these devices for the request.

@@ -35,7 +35,6 @@ use super::coming::{Coming, few_shares};
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
 use super::spot::PartInNeed;
 use super::victims::{Borrowed, Victim, fewest, take_away, useful, without_ending};
-use crate::device::Demand;
 use crate::event::{DeviceRef, Suspender};
 use crate::reason::EndReason;
 use crate::tenants::NOTHING;
@@ -71,6 +70,7 @@ impl Engine {
                 coming: Coming::of(&self.pool, demands),
                 used: self.used_by_tenants().clone(),
                 borrowed: self.spot_leases(),
+                counting: Vec::new(),
             },
             has_suspended: false,
         };
@@ -145,7 +145,7 @@ impl Engine {
         let missing = wanted.saturating_sub(devices.len());
         let victims = self.victims(borrowed, entitled, may_have, coming, missing)?;
         for victim in victims {
-            self.suspend_victim(&victim, demand, plan);
+            self.suspend_victim(&victim, entitled, plan);
         }
         let coming = &mut plan.expected.coming;
         let devices = coming.choose(&self.pool, demand, may_have, &held);
@@ -153,13 +153,15 @@ impl Engine {
         Some(devices)
     }
 
-    /// Suspends the leases of a victim for something with this demand.
-    pub(super) fn suspend_victim(&mut self, victim: &Victim, demand: &Demand, plan: &mut Plan) {
+    /// Suspends the leases of a victim for something that waits.
+    pub(super) fn suspend_victim(&mut self, victim: &Victim, entitled: &Entitled, plan: &mut Plan) {
         let expected = &mut plan.expected;
         let is_one = |it: &mut Borrowed| victim.leases.contains(&it.lease);
         let mut is_freed = true;
         for lease in expected.borrowed.extract_if(.., is_one) {
             if self.make_room(&lease) {
+                #[cfg(test)]
+                self.made_room.push((lease.lease, entitled.lease));
                 plan.has_suspended = true;
                 take_away(&mut expected.used, &lease);
             } else {
@@ -168,7 +170,7 @@ impl Engine {
         }
         if is_freed {
             // The next request may use what this one does not need.
-            expected.coming.add_freed(demand, victim);
+            expected.coming.add_freed(&entitled.demand, victim);
         }
     }
 

@@ -11,13 +11,21 @@ impl Engine {
     pub(super) fn place(&mut self) {
         loop {
             self.move_leases();
+            let granted = self.granted;
             self.process_queue();
             // A lease may go on beside one that has got a share of a device. A grant may bring a tenant beyond its
             // guarantee, and a reclaim may bring one within it.
             let is_newly_shared = self.pool.take_newly_shared();
             let may_move = self.has_waiting_lease() || !self.pool.index().draining().is_empty();
             let is_shared = is_newly_shared && may_move;
-            if !is_shared && !self.drop_stale_holds() && !self.suspend_idle() && !self.reclaim() {
+            // A spot lease waits for requests that would exceed the limit of its tenant, which may have got less now.
+            let may_go_on = self.granted != granted && self.has_limited_spot_that_waits();
+            if !is_shared
+                && !may_go_on
+                && !self.drop_stale_holds()
+                && !self.suspend_idle()
+                && !self.reclaim()
+            {
                 break;
             }
         }

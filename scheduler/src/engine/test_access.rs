@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tensord_proto::ids::LeaseId;
 use tensord_proto::share::DeviceShare;
 
 use super::Engine;
@@ -13,6 +14,11 @@ use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
 impl Engine {
+    /// Returns the leases that made room since the last call, each with the request or lease for which it did.
+    pub(crate) fn take_made_room(&mut self) -> Vec<(LeaseId, LeaseId)> {
+        std::mem::take(&mut self.made_room)
+    }
+
     pub(crate) fn leases(&self) -> &Leases {
         &self.leases
     }

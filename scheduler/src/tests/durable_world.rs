@@ -368,7 +368,7 @@ impl World {
             // Its tenant may have got more since they were held back.
             let is_now = self.granted.is_empty();
             assert!(held_back.is_empty() || !is_now, "{id} may not go on now");
-        } else if is_possible(&candidates) {
+        } else if is_possible(&candidates) && !self.is_over_limit_with_request(lease) {
             let needed: usize = lease.parts.iter().map(|part| part.devices).sum();
             assert_eq!(held_back.len(), needed, "{id} could go on elsewhere");
             let lacks = |part: &&SuspendedPart| {
@@ -420,7 +420,7 @@ impl World {
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
         let all_can = is_possible(&candidates);
-        let is_over_limit = self.is_over_limit(lease);
+        let is_over_limit = self.is_over_limit(lease) || self.is_over_limit_with_request(lease);
         assert!(
             has_old_process || is_over_limit || !all_can,
             "{id} could go on"

@@ -7,13 +7,13 @@ use super::actions::KeptRecords;
 use super::world::World;
 use super::*;
 
-const WORKERS: usize = 4;
-const CLIENTS: usize = 3;
+pub(super) const WORKERS: usize = 4;
+pub(super) const CLIENTS: usize = 3;
 
 /// An action in the world. `nth` and `index` may exceed the number of items; `World` takes
 /// them modulo that number.
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Join {
         worker: usize,
         changed: bool,
@@ -136,7 +136,7 @@ enum Op {
     },
 }
 
-const POLICIES: usize = 4;
+pub(super) const POLICIES: usize = 4;
 
 /// Returns guarantees, limits and weights of the tenants of the clients.
 fn policy(which: usize) -> Policy {
@@ -215,7 +215,7 @@ fn duration() -> impl Strategy<Value = Option<Duration>> {
     seconds.prop_map(|it| it.map(Duration::from_secs))
 }
 
-fn spot() -> impl Strategy<Value = bool> {
+pub(super) fn spot() -> impl Strategy<Value = bool> {
     prop::bool::weighted(0.2)
 }
 
@@ -223,7 +223,7 @@ fn may_end() -> impl Strategy<Value = bool> {
     prop::bool::weighted(0.2)
 }
 
-fn share() -> impl Strategy<Value = Option<u32>> {
+pub(super) fn share() -> impl Strategy<Value = Option<u32>> {
     let permille = prop_oneof![2 => Just(250), 1 => Just(500), 1 => 1..1000_u32];
     prop_oneof![3 => Just(None), 1 => permille.prop_map(Some)]
 }
@@ -470,7 +470,7 @@ fn apply(world: &mut World, op: Op) {
 
 /// Applies the ops to a pool that starts with some workers and clients, then removes all of
 /// them.
-fn check_any(ops: Vec<Op>) {
+pub(super) fn check_any(ops: Vec<Op>) {
     let mut world = World::new(WORKERS, CLIENTS);
     for worker in 0..3 {
         world.join(worker, devices(worker, false));

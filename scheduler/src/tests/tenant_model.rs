@@ -124,6 +124,26 @@ impl World {
         is_kind_over || most.is_some_and(|most| bytes > u128::from(most))
     }
 
+    /// Returns whether a spot lease that waits would bring its tenant over its limit together with a request of the
+    /// tenant that is not for a spot lease.
+    pub(super) fn is_over_limit_with_request(&self, lease: &Lease) -> bool {
+        let mut requests = self.waiting.iter().filter(|it| {
+            !it.demand.is_spot && lease.tenant.as_ref() == Some(&tenant_of(it.client))
+        });
+        let is_over = |waiting: &SimRequest| {
+            let mut devices = self.offered();
+            devices.any(|device| {
+                let (count, bytes) = self.used(&tenant_of(waiting.client), &device.kind);
+                let of_kind = lease.charge.permille.get(&device.kind).copied();
+                let count = count + of_kind.unwrap_or_default();
+                let bytes = bytes + lease.charge.memory_bytes;
+                meets_demand(device, &waiting.demand)
+                    && !self.is_allowed_beside(waiting, device, (count, bytes))
+            })
+        };
+        lease.is_spot && requests.any(is_over)
+    }
+
     /// A lease counts as the devices that it has, and its tenant is that of its client.
     pub(super) fn check_charges(&self) {
         for (id, lease) in self.engine.leases().iter() {

@@ -12,6 +12,7 @@ use tensord_proto::share::DeviceShare;
 
 use super::reservation_model::RESERVE_AFTER;
 use super::share_model::{check_shares, needs_of};
+use super::trading_model::Trades;
 use super::*;
 use crate::device::Share;
 use crate::lease::{Keeper, StoredSessions, SuspendedPart};
@@ -52,6 +53,8 @@ pub(super) struct World {
     pub(super) granted: Vec<Demand>,
     /// The devices of the leases that have gone on in the present event.
     pub(super) moved: Vec<DeviceSpec>,
+    /// Which leases have made room for what since the last change of demand.
+    pub(super) trades: Trades,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -265,6 +268,7 @@ impl World {
             made_room: Vec::new(),
             granted: Vec::new(),
             moved: Vec::new(),
+            trades: Trades::default(),
         }
     }
 
@@ -280,6 +284,7 @@ impl World {
             waiting.is_reported_now = false;
         }
         let before = self.before();
+        let pool_before = self.pool_now();
         let commands = self.engine.handle(event.clone(), at(self.now));
         self.earlier_records.clone_from(&self.records);
         for RecordChange { lease, record, .. } in self.engine.take_record_changes() {
@@ -304,6 +309,7 @@ impl World {
             lease.passed = known.map_or_else(BTreeSet::new, |known| known.passed.clone());
         }
         self.check_invariants();
+        self.check_trades(&event, &commands, &pool_before);
         if !matches!(event, Event::SetPriority { .. }) {
             for (granted, devices) in granted {
                 self.check_passed(&before, &granted, &devices);

@@ -1,0 +1,292 @@
+//! No leases take each other's place in turn between changes of demand.
+//!
+//! The *potential* is a pair: how many requests wait that are not for spot leases, and how many leases wait that are
+//! no spot leases; without those for which leases have been suspended already. Pairs are compared by the first
+//! number, then by the second.
+//!
+//! Each time that the engine suspends leases, or ends them, for something that waits, the potential falls: a request
+//! gets room, and its victims, which wait now, count in the second number only; or a lease gets room, and its victims
+//! are spot leases, which do not count. Nothing raises it but a change of demand; time does not. So the engine does so
+//! a limited number of times between changes, and never comes back to where it was.
+
+use std::collections::BTreeSet;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::property::{CLIENTS, Op, POLICIES, WORKERS, check_any, share, spot};
+use super::world::World;
+use super::*;
+use crate::lease::Standing;
+
+/// What has happened since the last change of demand.
+#[derive(Default)]
+pub(super) struct Trades {
+    /// The leases that made room, each with the request or lease for which it did.
+    made_room: BTreeSet<(LeaseId, LeaseId)>,
+    /// Those for which leases have made room, and which have waited since.
+    awaited: BTreeSet<LeaseId>,
+    /// As it was after the last event.
+    potential: (usize, usize),
+}
+
+/// The workers that leases may use, before an event, and the leases.
+pub(super) struct Pool {
+    workers: Vec<(WorkerId, bool, bool)>,
+    leases: BTreeSet<LeaseId>,
+}
+
+/// Returns whether an event changes the demand, or the devices that there are, by itself.
+fn is_change(event: &Event) -> bool {
+    match event {
+        Event::Tick | Event::Gap { .. } => false,
+        Event::Worker { event, .. } => !matches!(
+            event,
+            WorkerEvent::Heartbeat
+                | WorkerEvent::SnapshotsKept { .. }
+                | WorkerEvent::StoredLeases { .. }
+                | WorkerEvent::Idle { .. }
+                | WorkerEvent::Released { .. }
+        ),
+        Event::Client { event, .. } => !matches!(event, ClientEvent::Restorable { .. }),
+        _ => true,
+    }
+}
+
+/// Returns whether a lease was suspended, or ended, other than for something that waits: after a loss.
+fn is_loss(command: &Command) -> bool {
+    match command {
+        Command::Suspended { cause, .. } => {
+            !matches!(cause, None | Some(EndReason::Reclaimed | EndReason::Idle))
+        }
+        Command::Interrupted { .. } => true,
+        Command::LeaseEnded { reason, .. } => *reason != EndReason::Reclaimed,
+        _ => false,
+    }
+}
+
+impl World {
+    /// Returns what an event may change other than by the engine's decisions.
+    pub(super) fn pool_now(&self) -> Pool {
+        let workers = self.engine.snapshot().workers.into_iter();
+        Pool {
+            workers: workers
+                .map(|it| (it.worker, it.connected, it.draining))
+                .collect(),
+            leases: self.engine.leases().iter().map(|(id, _)| id).collect(),
+        }
+    }
+
+    /// No two leases have made room for each other since the last change of demand, and the potential has not risen
+    /// by this event; it has fallen if leases made room.
+    pub(super) fn check_trades(&mut self, event: &Event, commands: &[Command], before: &Pool) {
+        let made_room = self.engine.take_made_room();
+        if self.leases.is_none() {
+            return;
+        }
+        let now = self.pool_now();
+        let victims: BTreeSet<_> = made_room.iter().map(|(victim, _)| *victim).collect();
+        let mut ended = before.leases.difference(&now.leases);
+        let is_ended = ended.any(|id| !victims.contains(id));
+        let has_changed = is_change(event)
+            || commands.iter().any(is_loss)
+            || is_ended
+            || now.workers != before.workers;
+        let requests = self.waiting.iter().filter(|it| !it.demand.is_spot);
+        let requests = requests.map(|it| it.lease).collect();
+        let leases = self.engine.leases().iter().filter(|(_, lease)| {
+            let waits = matches!(
+                lease.standing,
+                Standing::Lost(_) | Standing::Resuming { .. }
+            );
+            waits && !lease.is_spot
+        });
+        let leases = leases.map(|(id, _)| id).collect();
+        self.trades
+            .check(has_changed, made_room, &requests, &leases);
+    }
+}
+
+impl Trades {
+    /// Checks an event that may have changed the demand, and in which leases `made_room`. These requests and leases
+    /// wait now that are not for spot leases.
+    fn check(
+        &mut self,
+        has_changed: bool,
+        made_room: Vec<(LeaseId, LeaseId)>,
+        requests: &BTreeSet<LeaseId>,
+        leases: &BTreeSet<LeaseId>,
+    ) {
+        if has_changed {
+            *self = Self::default();
+        }
+        let has_made_room = !made_room.is_empty();
+        for (victim, by) in made_room {
+            let is_mutual = self.made_room.contains(&(by, victim));
+            assert!(!is_mutual, "{victim} and {by} make room for each other");
+            self.made_room.insert((victim, by));
+            self.awaited.insert(by);
+        }
+        let waits = |it: &LeaseId| requests.contains(it) || leases.contains(it);
+        self.awaited.retain(waits);
+        let others = |all: &BTreeSet<LeaseId>| all.difference(&self.awaited).count();
+        let potential = (others(requests), others(leases));
+        let before = std::mem::replace(&mut self.potential, potential);
+        if has_changed {
+            return;
+        }
+        assert!(
+            potential <= before,
+            "the potential rises from {before:?} to {potential:?}"
+        );
+        assert!(
+            !has_made_room || potential < before,
+            "leases make room, and the potential stays {before:?}"
+        );
+    }
+}
+
+/// A request of a client, for one kind of devices, whose lease can be suspended; or a lease that its client releases.
+fn change() -> impl Strategy<Value = Op> {
+    let client = || 0..CLIENTS;
+    let kind = prop_oneof![2 => Just("flex"), 1 => Just("vulkan")];
+    let demand = (1..4_u32, kind, spot(), share()).prop_map(|(devices, kind, is_spot, share)| {
+        let devices = if share.is_some() { 1 } else { devices };
+        Demand {
+            durability: Durability::Auto,
+            is_spot,
+            share_permille: share,
+            ..demand_of(devices, Some(kind))
+        }
+    });
+    prop_oneof![
+        5 => (client(), demand, -1..2).prop_map(
+            |(client, demand, priority)| Op::Request { client, demand, priority }
+        ),
+        1 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
+        1 => (1..POLICIES).prop_map(|which| Op::SetPolicy { which }),
+    ]
+}
+
+/// Changes of demand, and a time after these in which leases get snapshots, run for long enough and are released.
+fn phase() -> impl Strategy<Value = Vec<Op>> {
+    let rest = vec(prop_oneof![3 => Just(10_000), 1 => 0..12_000_u64], 1..6);
+    (vec(change(), 1..6), rest).prop_map(|(mut ops, rest)| {
+        for millis in rest {
+            ops.extend([Op::AllKept, Op::Wait { millis }]);
+            let devices = u32::MAX;
+            ops.extend((0..WORKERS).map(|worker| Op::Finish { worker, devices }));
+        }
+        ops
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Between changes of demand, leases make room for others a limited number of times: the potential falls each time.
+    #[test]
+    fn leases_do_not_trade_places(phases in vec(phase(), 1..6), which in 1..POLICIES) {
+        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        check_any(start.into_iter().chain(phases.into_iter().flatten()).collect());
+    }
+}
+
+/// A request of tenant `a` is within its guarantee, and waits for a lease of tenant `b` to leave its devices. A spot
+/// lease of `a` was suspended because of the limit of the tenant, and there is a device for it elsewhere. It does not
+/// go on before the request has got its devices: it would keep the request from them.
+#[test]
+fn a_spot_lease_does_not_come_back_before_the_request_for_which_it_made_room() {
+    let request = |client, devices, kind, is_spot| Op::Request {
+        client,
+        demand: Demand {
+            durability: Durability::Auto,
+            is_spot,
+            ..demand_of(devices, Some(kind))
+        },
+        priority: 0,
+    };
+    let rest = || {
+        let devices = u32::MAX;
+        let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
+        let wait = [Op::AllKept, Op::Wait { millis: 10_000 }];
+        wait.into_iter().chain(finish)
+    };
+    let start = [
+        Op::Attach {
+            client: 2,
+            give_up: 0,
+            outdated: 0,
+        },
+        request(2, 1, "flex", false),
+        request(2, 3, "flex", false),
+        request(0, 1, "flex", true),
+        request(0, 2, "flex", false),
+        request(0, 1, "vulkan", true),
+    ];
+    let policy = [Op::SetPolicy { which: 3 }];
+    let ops = start
+        .into_iter()
+        .chain(rest())
+        .chain(policy)
+        .chain(rest())
+        .chain(rest());
+    check_any(ops.collect());
+}
+
+/// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
+type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
+
+/// Checks events, of which only the first changes the demand.
+fn check_steps(steps: &[Step<'_>]) {
+    let mut trades = Trades::default();
+    let ids = |ids: &[u64]| ids.iter().copied().map(LeaseId).collect();
+    for (index, (made_room, requests, leases)) in steps.iter().enumerate() {
+        let made_room = made_room.iter();
+        let made_room = made_room.map(|(victim, by)| (LeaseId(*victim), LeaseId(*by)));
+        trades.check(
+            index == 0,
+            made_room.collect(),
+            &ids(requests),
+            &ids(leases),
+        );
+    }
+}
+
+#[test]
+fn the_potential_falls_when_leases_make_room() {
+    // Leases 1 and 2 do for requests 8 and 9, and a spot lease 3 for lease 1 before it makes room again.
+    check_steps(&[
+        (&[], &[8, 9], &[]),
+        (&[(1, 8)], &[8, 9], &[1]),
+        (&[], &[9], &[1]),
+        (&[(3, 1)], &[9], &[1]),
+        (&[], &[9], &[]),
+        (&[(1, 9), (2, 9)], &[9], &[1, 2]),
+        (&[(3, 1)], &[9], &[1, 2]),
+    ]);
+}
+
+#[test]
+#[should_panic(expected = "make room for each other")]
+fn two_leases_that_trade_places_are_found() {
+    check_steps(&[(&[(1, 8)], &[8], &[1]), (&[(8, 1)], &[], &[1, 8])]);
+}
+
+#[test]
+#[should_panic(expected = "the potential stays (0, 2)")]
+fn a_lease_that_takes_the_place_of_another_is_found() {
+    check_steps(&[(&[], &[], &[1, 2]), (&[(3, 1)], &[], &[1, 2, 3])]);
+}
+
+#[test]
+#[should_panic(expected = "the potential stays (1, 0)")]
+fn leases_that_make_room_for_a_request_in_vain_are_found() {
+    check_steps(&[(&[(1, 8)], &[8, 9], &[]), (&[(2, 8)], &[8, 9], &[])]);
+}
+
+#[test]
+#[should_panic(expected = "the potential rises from (1, 0) to (1, 1)")]
+fn a_lease_that_waits_without_a_change_of_demand_is_found() {
+    check_steps(&[(&[], &[9], &[]), (&[], &[9], &[1])]);
+}
