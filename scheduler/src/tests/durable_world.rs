@@ -293,7 +293,10 @@ impl World {
             // be held back meanwhile.
             let is_away_briefly = known(&keeper.worker)
                 .is_some_and(|it| !it.connected && self.now - it.last_beat < 2_000);
-            let is_needed = drains || destinations.contains(&keeper.worker) || is_away_briefly;
+            // One that waits for a request of its tenant may get its snapshots where it could go on after that.
+            let is_early = self.is_over_limit_with_request(lease);
+            let is_destination = destinations.contains(&keeper.worker) || is_early;
+            let is_needed = drains || is_destination || is_away_briefly;
             assert!(
                 self.leases.is_none() || is_needed && stays,
                 "{id} hands over"
