@@ -149,9 +149,10 @@ pub enum EndReason {
         /// The names of the workers that have the snapshots.
         workers: String,
     },
-    /// The lease had devices beyond its tenant's guarantee, and a request that was entitled to them needed them.
+    /// The lease had devices beyond its tenant's guarantee, and a request that was entitled to them needed them, or,
+    /// if it was a spot lease, another lease that waited.
     #[error(
-        "its devices were beyond the guarantee of its tenant, and a request needs them that comes first: one within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other"
+        "its devices were beyond the guarantee of its tenant, and are needed by what comes first: a request within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other request or lease that waits"
     )]
     Reclaimed,
     /// The lease was idle for a while, and others waited for its devices.

@@ -43,7 +43,7 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
     assert_eq!(lease.ended(), None);
     drop(lease);
     let events: Vec<_> = events.iter().collect();
-    let reason = "its devices were beyond the guarantee of its tenant, and a request needs them that comes first: one within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other";
+    let reason = "its devices were beyond the guarantee of its tenant, and are needed by what comes first: a request within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other request or lease that waits";
     let [
         LeaseEvent::Waiting { reason: waits, .. },
         LeaseEvent::Moving { .. },
