@@ -14,8 +14,7 @@ use tensord_worker::testing::sample_ops;
 
 /// Variants that are always refused. No client sends them; the last one is missing in Flex,
 /// which clients know from the device's profile.
-pub const NEVER_EXECUTED: [&str; 8] = [
-    "BaseInt.Cast",
+pub const NEVER_EXECUTED: [&str; 7] = [
     "BaseBool.Cast",
     "BaseBool.GatherNd",
     "BaseBool.ScatterNd",
@@ -86,10 +85,9 @@ impl Templates {
 fn elsewhere(op: &OperationIr) -> Vec<OperationIr> {
     use BaseOperationIr as Base;
     match op {
-        OperationIr::BaseFloat(Base::Cast(op)) => vec![
-            OperationIr::BaseInt(Base::Cast(op.clone())),
-            OperationIr::BaseBool(Base::Cast(op.clone())),
-        ],
+        OperationIr::BaseFloat(Base::Cast(op)) => {
+            vec![OperationIr::BaseBool(Base::Cast(op.clone()))]
+        }
         OperationIr::BaseFloat(op @ (Base::GatherNd(_) | Base::ScatterNd(_))) => {
             let mut op = OperationIr::BaseBool(op.clone());
             super::each_tensor(&mut op, |tensor| {
