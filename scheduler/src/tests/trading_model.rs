@@ -120,14 +120,12 @@ impl Trades {
         if has_changed {
             *self = Self::default();
         }
-        let mut is_for_another = false;
+        let has_made_room = !made_room.is_empty();
         for (victim, by) in made_room {
             let is_mutual = self.made_room.contains(&(by, victim));
             assert!(!is_mutual, "{victim} and {by} make room for each other");
-            let is_first = self.made_room.insert((victim, by)) || has_changed;
-            assert!(is_first, "{victim} makes room for {by} again");
-            // More leases may make room for one for which others have, if these were not enough.
-            is_for_another |= self.awaited.insert(by);
+            self.made_room.insert((victim, by));
+            self.awaited.insert(by);
         }
         let waits = |it: &LeaseId| requests.contains(it) || leases.contains(it);
         self.awaited.retain(waits);
@@ -142,7 +140,7 @@ impl Trades {
             "the potential rises from {before:?} to {potential:?}"
         );
         assert!(
-            !is_for_another || potential < before,
+            !has_made_room || potential < before,
             "leases make room, and the potential stays {before:?}"
         );
     }
