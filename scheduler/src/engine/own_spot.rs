@@ -6,6 +6,7 @@
 //! both.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use tensord_proto::ids::LeaseId;
 
@@ -62,6 +63,9 @@ impl Engine {
         };
         let used = plan.expected.used.get(&entitled.tenant);
         let used = used.unwrap_or(&NOTHING);
+        if self.are_within_limit(entitled, used, &devices) {
+            return Some(devices);
+        }
         let own = own_spot(entitled, &plan.expected);
         let mut own: Vec<_> = own.filter(|it| it.suspendable_at <= self.now).collect();
         own.sort_by_key(|it| (it.charge.all_permille, Reverse(it.granted_at), it.lease));
@@ -70,10 +74,7 @@ impl Engine {
             leases.iter().for_each(|it| used.subtract(&it.charge));
             self.are_within_limit(entitled, &used, &devices)
         });
-        let chosen = match self.are_within_limit(entitled, used, &devices) {
-            true => Vec::new(),
-            false => chosen.unwrap_or_default(),
-        };
+        let chosen = chosen.unwrap_or_default();
         let victims: Vec<_> = chosen.iter().map(|it| Victim::of(&[it], 0)).collect();
         for victim in victims {
             self.suspend_victim(&victim, entitled, plan);
@@ -85,25 +86,38 @@ impl Engine {
     /// devices and would exceed the tenant's limit with it: it would have to make room for them again, and they would
     /// never get theirs. Returns whether it goes on.
     pub(super) fn spot_goes_on(&mut self, id: LeaseId, expected: &Expected) -> bool {
-        let is_in_the_way = self.leases.get(id).is_some_and(|lease| {
-            let counting = expected.counting.iter();
-            let mut own = counting.filter(|(it, _)| lease.tenant.as_ref() == Some(&it.tenant));
-            let mut used = self.used_by_tenants().clone();
-            if let Some(tenant) = &lease.tenant {
-                used.entry(tenant.clone()).or_default().add(&lease.charge);
-            }
-            own.any(|(entitled, devices)| {
-                let has = used.get(&entitled.tenant).unwrap_or(&NOTHING);
-                let is_over = !self.are_within_limit(entitled, has, devices);
-                self.count(&mut used, entitled, devices);
-                is_over
-            })
-        });
-        if is_in_the_way {
+        if self.is_in_the_way(id, expected) {
             self.report_standing(id);
             return false;
         }
         self.go_on_or_wait(id)
+    }
+
+    /// Returns whether a request of a spot lease's tenant that can count on devices would exceed the tenant's limit
+    /// beside the lease.
+    fn is_in_the_way(&self, id: LeaseId, expected: &Expected) -> bool {
+        let lease = self.leases.get(id);
+        let Some((lease, tenant)) = lease.and_then(|it| Some((it, it.tenant.as_ref()?))) else {
+            return false;
+        };
+        let counting = expected.counting.iter();
+        let mut own = counting.filter(|(it, _)| it.tenant == *tenant).peekable();
+        if own.peek().is_none() {
+            return false;
+        }
+        let mut has = self
+            .used_by_tenants()
+            .get(tenant)
+            .cloned()
+            .unwrap_or_default();
+        has.add(&lease.charge);
+        let mut used = BTreeMap::from([(tenant.clone(), has)]);
+        own.any(|(entitled, devices)| {
+            let has = used.get(tenant).unwrap_or(&NOTHING);
+            let is_over = !self.are_within_limit(entitled, has, devices);
+            self.count(&mut used, entitled, devices);
+            is_over
+        })
     }
 
     /// Returns whether a spot lease waits whose tenant has a limit.

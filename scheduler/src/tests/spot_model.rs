@@ -18,10 +18,7 @@ impl World {
         };
         assert!(lease.is_spot || lease.may_end, "{id} must not end");
         assert!(is_borrowed, "{id} is within the guarantee");
-        let least = match lease.durability.is_durable() {
-            true => 70_000,
-            false => 10_000,
-        };
+        let least = least_run(lease.durability.is_durable());
         assert!(
             self.now >= lease.running_since + least,
             "{id} has just begun"
@@ -43,16 +40,17 @@ impl World {
     /// Returns whether a lease that cannot be suspended has run for long enough to end for others.
     pub(super) fn may_end_now(&self, id: LeaseId, lease: &SimLease) -> bool {
         let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
-        let runs_for = match lease.durability.is_durable() {
-            true => 70_000,
-            false => 10_000,
-        };
+        let may_end = lease.may_end && can_suspend.is_err();
+        may_end && self.has_run_for(id, lease, least_run(lease.durability.is_durable()))
+    }
+
+    /// Returns whether a lease runs since so many milliseconds ago at least, and its client is attached.
+    fn has_run_for(&self, id: LeaseId, lease: &SimLease, millis: u64) -> bool {
         let known = self.engine.leases().get(id);
         let runs =
             known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
         let is_attached = self.clients[lease.client].attached;
-        let may_end = lease.may_end && can_suspend.is_err();
-        may_end && runs && is_attached && self.now >= lease.running_since + runs_for
+        runs && is_attached && self.now >= lease.running_since + millis
     }
 
     /// Returns whether a spot lease has a device that another lease could get which waits, or has waited before this
@@ -203,14 +201,16 @@ impl World {
     /// Returns whether a lease is a spot lease that has run for long enough to be suspended, or else to end.
     fn is_spot_due(&self, id: LeaseId, lease: &SimLease) -> bool {
         let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
-        let runs_for = match lease.durability.is_durable() && can_suspend.is_err() {
-            true => 70_000,
-            false => 10_000,
-        };
-        let known = self.engine.leases().get(id);
-        let runs =
-            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
-        let is_attached = self.clients[lease.client].attached;
-        lease.is_spot && runs && is_attached && self.now >= lease.running_since + runs_for
+        let awaits_snapshots = lease.durability.is_durable() && can_suspend.is_err();
+        lease.is_spot && self.has_run_for(id, lease, least_run(awaits_snapshots))
+    }
+}
+
+/// Returns for how long a lease runs at least, in milliseconds, before it makes room: a minute longer if it may get
+/// snapshots in that time.
+fn least_run(awaits_snapshots: bool) -> u64 {
+    match awaits_snapshots {
+        true => 70_000,
+        false => 10_000,
     }
 }
