@@ -6,18 +6,16 @@
 //! which the worker executes without that interpreter.
 
 use burn_backend::{ExecutionError, IntDType, ops::IntTensorOps};
-use burn_ir::{BackendIr, CustomOpIr, HandleContainer, TensorError};
+use burn_ir::{CustomOpIr, TensorError};
 
+use super::forward::{Handles, set_error_of_outputs};
 use crate::backend::Tensord;
 
 /// The custom op that casts its input to the integer type of its output.
 pub(crate) const CAST_INT: &str = "tensord.cast_int";
 
 /// Executes [`CAST_INT`].
-pub(super) fn cast_int(
-    handles: &mut HandleContainer<<Tensord as BackendIr>::Handle>,
-    ir: &CustomOpIr,
-) {
+pub(super) fn cast_int(handles: &mut Handles, ir: &CustomOpIr) {
     let ([input], [out]) = (ir.inputs.as_slice(), ir.outputs.as_slice()) else {
         return refuse(handles, ir);
     };
@@ -32,11 +30,9 @@ pub(super) fn cast_int(
     handles.register_int_tensor::<Tensord>(&out.id, cast);
 }
 
-/// Gives the outputs an error. Only a client of a gateway can send such a call.
-fn refuse(handles: &mut HandleContainer<<Tensord as BackendIr>::Handle>, ir: &CustomOpIr) {
+/// Refuses a call that only a client of a gateway can make.
+fn refuse(handles: &mut Handles, ir: &CustomOpIr) {
     let error = "tensord.cast_int takes one tensor of integers and an integer type";
-    for out in &ir.outputs {
-        let error = ExecutionError::with_context(error);
-        handles.set_error(out.id, TensorError::new(error));
-    }
+    let error = TensorError::new(ExecutionError::with_context(error));
+    set_error_of_outputs(handles, ir, &error);
 }

@@ -21,7 +21,7 @@ use std::{
 
 use burn::{backend::RemoteDevice, remote::CustomOpClient, tensor::Device};
 use burn_backend::{ExecutionError, TensorData};
-use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorError};
+use burn_ir::{CustomOpIr, ScalarIr, TensorError};
 use burn_remote::server::BackendServer;
 use burn_router::{RouterClient, get_client};
 use tokio::runtime::Handle;
@@ -29,7 +29,7 @@ use tokio::runtime::Handle;
 use self::reads::{READ, ReadQueue};
 use super::{
     cast::{CAST_INT, cast_int},
-    forward::{FORWARD, forward},
+    forward::{FORWARD, Handles, forward},
 };
 use crate::{
     backend::{Tensord, TensordChannel, TensordDevice},
@@ -253,8 +253,6 @@ pub(crate) fn install(
         })
         .with_custom_op(CAST_INT, |handles, ir, _| cast_int(handles, ir))
 }
-
-type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
 fn upload(exchange: &Exchange, handles: &mut Handles, ir: &CustomOpIr, device: TensordDevice) {
     let ([], [out]) = ir.as_fixed();

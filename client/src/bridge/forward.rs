@@ -17,7 +17,8 @@ pub(crate) const FORWARD: &str = "tensord.forward";
 /// Bytes of the name in each scalar.
 const BYTES_PER_SCALAR: usize = size_of::<u64>();
 
-type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
+/// The tensors of a connection of Burn's client.
+pub(super) type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
 /// The scalars of a forwarded call of `name`: the name's length, its bytes, then the
 /// call's own scalars.
@@ -62,10 +63,7 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
     let call = unpack(&ir.scalars).filter(|_| error.is_none());
     let Some((id, scalars)) = call else {
         let error = error.unwrap_or_else(|| TensorError::new(malformed_call_error()));
-        for out in &ir.outputs {
-            handles.set_error(out.id, error.clone());
-        }
-        return;
+        return set_error_of_outputs(handles, ir, &error);
     };
     let outputs = ir.outputs.iter().map(|out| {
         let id = client.create_empty_handle();
@@ -80,6 +78,13 @@ pub(super) fn forward(handles: &mut Handles, ir: &CustomOpIr, device: TensordDev
     let made = client.register(OperationIr::Custom(op));
     for (out, made) in ir.outputs.iter().zip(made) {
         handles.register_float_tensor::<Tensord>(&out.id, made);
+    }
+}
+
+/// Gives all outputs of a call an error.
+pub(super) fn set_error_of_outputs(handles: &mut Handles, ir: &CustomOpIr, error: &TensorError) {
+    for out in &ir.outputs {
+        handles.set_error(out.id, error.clone());
     }
 }
 

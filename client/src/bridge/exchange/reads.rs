@@ -21,13 +21,14 @@ use std::{
 
 use burn::backend::{Remote, tensor::FloatTensor};
 use burn_backend::{ExecutionError, TensorData};
-use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
+use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
 use burn_router::{RouterTensor, get_client};
 use tokio::sync::oneshot;
 
 use super::{Exchange, Tickets};
 use crate::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice, block_on},
+    bridge::forward::Handles,
     session::Answer,
 };
 
@@ -303,8 +304,6 @@ impl Tickets {
         Some(answers)
     }
 }
-
-type Handles = HandleContainer<<Tensord as BackendIr>::Handle>;
 
 /// Executes [`READ`].
 pub(super) fn read(
