@@ -1,5 +1,5 @@
 //! How exactly leases share the time of a device, what the device does while one of them has no work,
-//! and how long a step takes beside a neighbour that asks for ten times as much.
+//! and how long a step takes beside a neighbour that queues ten times as much work.
 //!
 //! A pool has one Flex device, and each program is a process with a lease. A step is a chain of matrix
 //! products ([`Step`]), of some ms each, with a read at its end; it takes more than 50 ms on a device

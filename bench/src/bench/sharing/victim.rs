@@ -1,4 +1,4 @@
-//! The steps of a victim beside a neighbour that asks for ten times as much.
+//! The steps of a victim beside a neighbour that queues ten times as much work.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
