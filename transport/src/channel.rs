@@ -1,33 +1,16 @@
-//! A channel: an ordered stream of frames in each direction that survives its connections.
+//! Channels on links: [`pump`] exchanges the frames of an [`Endpoint`] on a link, until the link
+//! ends.
 //!
-//! Clients' sessions, the worker's side of them and the links between workers are channels.
-//! A channel has at most one connection at a time, the latest. Nothing may be sent on an
-//! earlier one, and frames received on it are ignored.
-//!
-//! - [`Channel`]: the pure part: numbers, acknowledgements, credit, and which connection is
-//!   the latest. Time is an argument.
-//! - [`duplex`], [`resume`]: the numbering, acknowledgement and credit of frames, on which
-//!   [`Channel`] is built.
-//! - [`pump`]: exchanges the frames of an [`Endpoint`] on a link, until the link ends.
-//! - [`Timing`]: the pump's time limits, which tests choose.
-//!
-//! A channel does not know what its frames mean, and does not dial: its owners differ in how
-//! long they dial again, and in what they end when they give up.
+//! The channel itself, which does no I/O, is in [`tensord_channel`]. Its items are here as well,
+//! so that crates that have links need one path.
 
-pub mod duplex;
 mod pump;
-pub mod resume;
-mod state;
-mod timing;
 
 #[cfg(test)]
 mod tests;
 
-pub use pump::{Broken, Ended, Endpoint, Look, Next, pump};
-pub use state::{Attached, Channel, Connection, Received};
-pub use timing::Timing;
-
-use bytes::Bytes;
-
-/// The parts of a frame, which are sent one after the other without a copy.
-pub type FrameParts = [Bytes; 3];
+pub use pump::{Endpoint, pump};
+pub use tensord_channel::{
+    Attached, Broken, Channel, Connection, Ended, FrameParts, Look, Next, Received, Timing, duplex,
+    resume,
+};

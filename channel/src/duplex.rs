@@ -11,7 +11,7 @@ use prost::{
 };
 use tensord_proto::v1::{Frame, Ping, frame};
 
-use crate::channel::resume::{EncodedBody, Inbox, Outbox, ResumeError};
+use crate::resume::{EncodedBody, Inbox, Outbox, ResumeError};
 
 /// Credit that a frame takes on top of its body: about the memory that even an empty
 /// frame costs its receiver until it is processed. Without it, frames of a few bytes

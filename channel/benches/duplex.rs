@@ -1,10 +1,10 @@
 //! Frames of a resumable channel, from the queue of one end to the body at the other:
-//! `cargo bench -p tensord-transport`.
+//! `cargo bench -p tensord-channel`.
 
 use bytes::Bytes;
 use divan::{Bencher, counter::ItemsCount};
+use tensord_channel::duplex::Duplex;
 use tensord_proto::v1::{Chunk, Ops, frame::Body};
-use tensord_transport::channel::duplex::Duplex;
 
 const CAPACITY_BYTES: usize = 64 << 20;
 const WINDOW_BYTES: u64 = 64 << 20;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The time limits of a [pump](super::pump).
+/// The time limits of a pump, which exchanges a channel's frames on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// A connection on which nothing is received for this long counts as lost. It must be

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tensord_proto::v1::frame;
 
 use super::{FrameParts, Next};
-use crate::channel::{
+use crate::{
     duplex::{Duplex, FrameError},
     resume::{Inbox, Outbox, ResumeError},
 };
@@ -42,7 +42,7 @@ pub enum Received {
     Replaced,
 }
 
-/// One end of a channel. See the [module](super).
+/// One end of a channel. See the [crate](crate).
 #[derive(Debug)]
 pub struct Channel {
     duplex: Duplex,
