@@ -25,8 +25,9 @@ use burn_router::{
 use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
+use tensord_session::{Answer, Capability};
 
-use crate::session::{Answer, Capability, Session, closed};
+use crate::session::{Session, closed};
 
 /// Burn's `Backend` over a pool; `Autodiff<Tensord>` differentiates through it.
 /// Programs written against `burn::tensor::Device` use

@@ -9,6 +9,7 @@
 mod cast;
 mod exchange;
 pub(crate) mod forward;
+mod lagging;
 mod leased;
 mod tune;
 
@@ -17,16 +18,14 @@ use std::{net::TcpListener, sync::Arc};
 use burn::{remote::RemoteHost, tensor::Device};
 use burn_remote::server::{BackendServer, ServeError, TokenAuthorizer, WebSocketTransport};
 use rand::Rng;
+use tensord_session::Cohort;
 use tensord_transport::Secret;
 use tokio::{runtime::Handle, task::AbortHandle};
 use tracing::error;
 
 pub(crate) use self::{cast::CAST_INT, exchange::UPLOAD, leased::leased};
-use self::{exchange::Exchange, leased::set_exchange};
-use crate::{
-    backend::{Tensord, TensordDevice},
-    cohort::{Cohort, flush_lagging_ranks},
-};
+use self::{exchange::Exchange, lagging::flush_lagging_ranks, leased::set_exchange};
+use crate::backend::{Tensord, TensordDevice};
 
 /// A running bridge. Dropping it stops the server.
 pub(crate) struct Bridge {

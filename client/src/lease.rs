@@ -16,6 +16,7 @@ use std::{
 use burn::tensor::Device;
 use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, share::WHOLE_PERMILLE, v1};
+use tensord_session::{Cohort, LEASE_DROPPED};
 use tensord_transport::Secret;
 
 #[cfg(unix)]
@@ -31,7 +32,6 @@ use crate::{
     backend::{Registration, TensordDevice},
     blocking::block_on,
     bridge::{self, Bridge},
-    cohort::{Cohort, LEASE_DROPPED},
     control::{handle::ControlHandle, lease_watch::LeaseWatch},
     session::Session,
 };

@@ -34,7 +34,6 @@
 mod backend;
 mod blocking;
 mod bridge;
-mod cohort;
 mod control;
 pub mod custom;
 pub mod data;

@@ -14,6 +14,7 @@ use tensord_proto::{
     ids::{LeaseId, SessionId},
     v1,
 };
+use tensord_session::{Cohort, CohortMember};
 use tensord_transport::{Dialer, PoolUrl};
 use tokio::sync::oneshot;
 
@@ -22,7 +23,6 @@ use crate::{
     backend::{TensordClient, TensordDevice},
     blocking::block_on,
     bridge::Bridge,
-    cohort::{Cohort, CohortMember},
     control::{
         self,
         handle::{CONNECT_DEADLINE, ControlHandle},

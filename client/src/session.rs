@@ -8,34 +8,19 @@
 //! frames, which are small while the worker keeps up and large otherwise. A thread that reads
 //! or syncs while the driver waits sends in the driver's place ([`direct_send`]).
 //!
-//! - `state`: everything under the session's lock, without I/O; `send_policy` decides when
-//!   to send and when to wake the driver, `op_buffer` has the recorded items and encodes
-//!   them, `upload_cache` knows which uploads the worker keeps, `requests` has the reads and
-//!   syncs without a reply, `pending_reads` assembles the values of the reads, `answered`
-//!   checks those that another process repeats, and `journal` decides from where the session
-//!   goes on if its process dies.
-//! - `driver`: keeps each track connected to its `destination`; `track_end` is the session as its
-//!   connections see it, `connection_end` has the ways in which a connection ends.
+//! Everything under the session's lock is in [`tensord_session`], which does no I/O. Here is what
+//! locks, waits and connects: `driver` keeps each track connected to its `destination`, and
+//! `track_end` is the session as its connections see it.
 
-mod answered;
-mod connection_end;
 mod counters;
 mod destination;
 mod direct_send;
 mod driver;
-mod frames;
-pub(crate) mod journal;
-mod op_buffer;
-mod pending_reads;
-mod requests;
-pub(crate) mod send_policy;
 #[cfg(feature = "testing")]
 pub(crate) mod simulated;
-mod state;
 #[cfg(test)]
 mod tests;
 mod track_end;
-mod upload_cache;
 
 use std::{
     sync::{
@@ -54,28 +39,22 @@ use tensord_proto::{
     ids::SessionId,
     v1::{Close, Seed, frame::Body},
 };
+use tensord_session::{
+    Answer, Capability, CohortMember, FrameEncoder, Item, NextStep, SessionEnd, State, Track,
+    frames, send_policy::Event,
+};
 use tensord_transport::channel::{FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
 
+use self::direct_send::SenderSlot;
 pub(crate) use self::{
     counters::ByteCounters,
     destination::{
         Destination, Interruption, LeaseSet, PoolContact, SessionTarget, max_interruption,
     },
     driver::drive,
-    requests::Answer,
-    state::SessionEnd,
 };
-use self::{
-    direct_send::SenderSlot,
-    op_buffer::{FrameEncoder, Item},
-    send_policy::Event,
-    state::{NextStep, State, Track},
-};
-use crate::{
-    cohort::CohortMember,
-    lease::{Durability, DurabilityStatus},
-};
+use crate::lease::{Durability, DurabilityStatus};
 
 /// What entitles a session to its device.
 #[derive(Clone)]
@@ -85,9 +64,6 @@ pub(crate) struct SessionAccess {
     /// The seed of the session's random ops.
     pub(crate) seed: u64,
 }
-
-/// The secret that entitles a session to take one offered value, once.
-pub(crate) type Capability = [u8; 16];
 
 /// Random bytes with which a session's snapshots are encrypted.
 pub(crate) type SnapshotKey = [u8; 32];
@@ -119,7 +95,7 @@ impl Session {
     ) -> Arc<Self> {
         let wake = Arc::new(Notify::new());
         cohort_member.cohort.add_wake(wake.clone());
-        let state = State::new(Instant::now(), durability, &cohort_member);
+        let state = State::new(Instant::now(), durability.into(), &cohort_member);
         Arc::new(Self {
             id,
             snapshot_key,
@@ -406,7 +382,13 @@ impl Session {
 
     /// Returns what the session could go on from in another process.
     pub(crate) fn durability_status(&self) -> DurabilityStatus {
-        self.lock().durability_status(Instant::now())
+        let state = self.lock();
+        let committed_at = state.committed_at();
+        DurabilityStatus {
+            commits: state.commits(),
+            since_commit: committed_at.map(|at| Instant::now().saturating_duration_since(at)),
+            journal_bytes: state.kept_bytes() as u64,
+        }
     }
 
     fn wake_of(&self, track: Track) -> &Notify {

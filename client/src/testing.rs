@@ -1,8 +1,8 @@
 //! Parts of the client for benchmarks and for the simulation, and settings for tests.
 
+use tensord_session::send_policy::{Ack, Action, Event, Pending, SendPolicy};
 use tensord_transport::{channel::Look, faults::FaultSwitch};
 
-use crate::session::send_policy::{Ack, Action, Event, Pending, SendPolicy};
 pub use crate::session::simulated::{PendingSync, PendingValue, SimulatedEnd, SimulatedSession};
 
 /// Settings for tests.

@@ -24,6 +24,7 @@ use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{CustomOpIr, ScalarIr, TensorError};
 use burn_remote::server::BackendServer;
 use burn_router::{RouterClient, get_client};
+use tensord_session::Answer;
 use tokio::runtime::Handle;
 
 use self::reads::{READ, ReadQueue};
@@ -31,10 +32,7 @@ use super::{
     cast::{CAST_INT, cast_int},
     forward::{FORWARD, Handles, forward},
 };
-use crate::{
-    backend::{Tensord, TensordChannel, TensordDevice},
-    session::Answer,
-};
+use crate::backend::{Tensord, TensordChannel, TensordDevice};
 
 /// The custom op that makes a tensor of the bytes under a ticket.
 pub(crate) const UPLOAD: &str = "tensord.upload";

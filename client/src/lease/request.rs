@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use tensord_proto::{share::WHOLE_PERMILLE, v1};
+use tensord_session::GoesOn;
 
 use super::{
     LeasedDevice,
@@ -252,6 +253,16 @@ impl Durability {
             Self::Auto if is_exact => Self::Exact,
             Self::Auto => Self::Continue,
             Self::Exact | Self::Continue | Self::Off => self,
+        }
+    }
+}
+
+impl From<Durability> for GoesOn {
+    fn from(durability: Durability) -> Self {
+        match durability {
+            Durability::Off => Self::Never,
+            Durability::Auto | Durability::Exact => Self::WithSameAnswers,
+            Durability::Continue => Self::WithAnyAnswers,
         }
     }
 }

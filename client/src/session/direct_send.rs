@@ -11,12 +11,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tensord_session::Track;
 use tensord_transport::{
     LinkSender,
     channel::{FrameParts, Look, Next},
 };
-
-use super::state::Track;
 
 /// How often a borrower looks for frames to send: once for its own request and the ops
 /// before it, and a few times more for what other threads recorded meanwhile.

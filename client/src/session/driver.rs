@@ -4,6 +4,7 @@
 use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
 
 use tensord_proto::v1::frame::Body;
+use tensord_session::{ConnectionEnd, Track, after_pump, closed_by};
 use tensord_transport::{
     Carrier, Link,
     channel::{Connection, Timing, duplex, pump},
@@ -17,9 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     Session,
-    connection_end::{ConnectionEnd, after_pump, closed_by},
     destination::{Destination, SessionTarget},
-    state::Track,
     track_end::TrackEnd,
 };
 use crate::lease::LeaseEvent;

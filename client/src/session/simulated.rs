@@ -9,16 +9,12 @@ use tensord_proto::{
     ids::SessionId,
     v1::{Open, Opened, RestorePoint},
 };
+use tensord_session::{Cohort, CohortMember, ConnectionEnd, Delivery, Track};
 use tensord_transport::channel::{Broken, Connection, Look, Next};
 use tokio::sync::oneshot;
 
-use super::{
-    Session, SessionAccess, connection_end::ConnectionEnd, pending_reads::Delivery, state::Track,
-};
-use crate::{
-    cohort::{Cohort, CohortMember},
-    lease::Durability,
-};
+use super::{Session, SessionAccess};
+use crate::lease::Durability;
 
 /// The receiver of a read's value.
 pub type PendingValue = oneshot::Receiver<Result<TensorData, ExecutionError>>;

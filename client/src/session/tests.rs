@@ -12,13 +12,14 @@ use tensord_proto::{
     v1::{Opened, TensorValue, Value, Values, tensor_value, value},
 };
 
+use tensord_session::{Delivery, MAX_RECORDED_ITEMS, send_policy::EAGER_OPS};
 use tensord_transport::{
     Dialer, Identity, Link, Listener, TransportChoice,
     channel::{Look, Next, duplex::Duplex},
     tls::Trust,
 };
 
-use super::{driver::over_by, send_policy::EAGER_OPS, state::MAX_RECORDED_ITEMS, *};
+use super::{driver::over_by, *};
 
 /// Returns a session with unlimited credit, and the worker's end of it.
 fn pair() -> (Arc<Session>, Duplex) {
@@ -99,9 +100,7 @@ fn answer(session: &Session, worker: &mut Duplex, request_id: u64) {
         &mut deliveries,
     );
     assert!(received.is_ok());
-    deliveries
-        .into_iter()
-        .for_each(pending_reads::Delivery::deliver);
+    deliveries.into_iter().for_each(Delivery::deliver);
 }
 
 #[test]

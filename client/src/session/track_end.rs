@@ -11,18 +11,14 @@ use tensord_proto::{
     v1::{Open, Opened},
     version,
 };
+use tensord_session::{ConnectionEnd, Delivery, Track, accepted_profile, broken};
 use tensord_transport::{
     LinkError, LinkSender,
     channel::{Broken, Connection, Endpoint, FrameParts, Look, Next},
 };
 use tokio::{sync::Notify, time::timeout_at};
 
-use super::{
-    Session, SessionAccess,
-    connection_end::{ConnectionEnd, accepted_profile, broken},
-    pending_reads::Delivery,
-    state::Track,
-};
+use super::{Session, SessionAccess};
 
 /// The session's [`Endpoint`] of a track.
 pub(super) struct TrackEnd<'a> {

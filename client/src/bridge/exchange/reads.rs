@@ -23,13 +23,13 @@ use burn::backend::{Remote, tensor::FloatTensor};
 use burn_backend::{ExecutionError, TensorData};
 use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
 use burn_router::{RouterTensor, get_client};
+use tensord_session::Answer;
 use tokio::sync::oneshot;
 
 use super::{Exchange, Tickets};
 use crate::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice, block_on},
     bridge::forward::Handles,
-    session::Answer,
 };
 
 /// The custom op that reads its inputs and sends their values to the readers.

@@ -1,8 +1,6 @@
 //! The state of a session: what was recorded and not sent, what was sent and not answered,
-//! and the channels of both tracks. It does no I/O and locks nothing; [`Session`] has it
-//! behind a lock.
-//!
-//! [`Session`]: super::Session
+//! and the channels of both tracks. Of locks it takes only that of the marks of its
+//! [cohort](crate::Cohort), and that briefly.
 
 mod keeping;
 
@@ -11,6 +9,9 @@ use std::time::{Duration, Instant};
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorIr};
 use bytes::Bytes;
+use tensord_channel::{
+    Channel, Connection, Look, Next, Received, duplex::FrameError, resume::ResumeError,
+};
 use tensord_proto::{
     MAX_READS_PER_FRAME,
     bulk::{INLINE_BYTES, chunks},
@@ -18,13 +19,9 @@ use tensord_proto::{
     content::{Content, Entry, Hash},
     v1::{Opened, Reads, Sync, TensorValue, Value, frame::Body, tensor_value, value},
 };
-use tensord_transport::channel::{
-    Channel, Connection, Look, Next, Received, duplex::FrameError, resume::ResumeError,
-};
 
-use crate::{cohort::CohortMember, lease::Durability};
-
-use super::{
+use crate::{
+    cohort::CohortMember,
     connection_end::{ConnectionEnd, closed_by},
     journal::Journal,
     op_buffer::{Item, OpBuffer},
@@ -39,7 +36,7 @@ use super::{
 const OUTBOX_BYTES: usize = 32 << 20;
 
 /// Limit on the number of recorded items that are not encoded yet: some megabytes.
-pub(super) const MAX_RECORDED_ITEMS: usize = 4096;
+pub const MAX_RECORDED_ITEMS: usize = 4096;
 
 /// Bytes of replies that the worker may send. There is no limit, as it sends only what was
 /// requested.
@@ -51,16 +48,28 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A session's two channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Track {
+pub enum Track {
     /// For ops and their replies.
     Ops,
     /// For payloads. The session connects this track when there is a first payload.
     Bulk,
 }
 
+/// Whether a session may go on in another process when its own dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GoesOn {
+    /// It ends with its process, and workers take no snapshots of it.
+    Never,
+    /// It goes on, and ends if the other process repeats an answer that differs from the first
+    /// one.
+    WithSameAnswers,
+    /// It goes on, also with other answers.
+    WithAnyAnswers,
+}
+
 /// Why a session is over.
 #[derive(Debug, Clone)]
-pub(crate) enum SessionEnd {
+pub enum SessionEnd {
     /// The program has dropped the lease.
     Closed,
     /// The session failed for this reason.
@@ -68,7 +77,8 @@ pub(crate) enum SessionEnd {
 }
 
 impl SessionEnd {
-    pub(super) fn error(&self) -> ExecutionError {
+    /// Returns the error of what the program requests after the end.
+    pub fn error(&self) -> ExecutionError {
         ExecutionError::with_context(match self {
             Self::Closed => "the lease of this device was dropped".to_owned(),
             Self::Failed(reason) => reason.clone(),
@@ -76,32 +86,36 @@ impl SessionEnd {
     }
 }
 
-/// See the [module](self).
-pub(super) struct State {
-    pub(super) ops: Channel,
-    pub(super) bulk: Channel,
+/// The state of a session. See the [crate](crate).
+pub struct State {
+    /// The channel of the track for ops.
+    pub ops: Channel,
+    /// The channel of the track for bulk bytes.
+    pub bulk: Channel,
     /// Recorded items that are not encoded yet.
     op_buffer: OpBuffer,
-    pub(super) policy: SendPolicy,
+    /// Decides when to send; the session passes it the events that happen outside of this state.
+    pub policy: SendPolicy,
     upload_cache: UploadCache,
     requests: Requests,
     journal: Journal,
     /// The cohort, if it has other sessions, which place and commit their marks together with this
     /// one.
     cohort_member: Option<CohortMember>,
-    durability: Durability,
+    goes_on: GoesOn,
     /// Whether a refused mark was reported.
     has_warned: bool,
     /// Whether the session needs the bulk track.
-    pub(super) has_bulk: bool,
-    pub(super) profile: Option<DeviceProfile>,
+    pub has_bulk: bool,
+    /// What the device supports; `None` before the session was opened.
+    pub profile: Option<DeviceProfile>,
     /// Why the session is over, once it is.
-    pub(super) end: Option<SessionEnd>,
+    pub end: Option<SessionEnd>,
 }
 
 /// What the owner of a sender is to do next.
 #[derive(Debug, PartialEq)]
-pub(super) enum NextStep {
+pub enum NextStep {
     /// Encode the recorded items, and look again.
     Encode,
     /// Return this value to the pump, whose writer executes it.
@@ -110,19 +124,20 @@ pub(super) enum NextStep {
 
 /// What follows from a frame that was received.
 #[derive(Debug, Default)]
-pub(super) struct Receipt {
+pub struct Receipt {
     /// Whether the outbox was full and now has room.
-    pub(super) has_room: bool,
+    pub has_room: bool,
     /// Whether the driver of the track must be woken.
-    pub(super) must_wake: bool,
+    pub must_wake: bool,
     /// The number of tensor bytes in the frame.
-    pub(super) tensor_bytes: usize,
+    pub tensor_bytes: usize,
     /// Why the connection must end, if it must.
-    pub(super) end: Option<ConnectionEnd>,
+    pub end: Option<ConnectionEnd>,
 }
 
 impl State {
-    pub(super) fn new(now: Instant, durability: Durability, cohort_member: &CohortMember) -> Self {
+    /// Creates the state of a session without a connection.
+    pub fn new(now: Instant, goes_on: GoesOn, cohort_member: &CohortMember) -> Self {
         // The worker grants credit when it opens the session.
         let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
         Self {
@@ -131,10 +146,10 @@ impl State {
             op_buffer: OpBuffer::default(),
             policy: SendPolicy::default(),
             upload_cache: UploadCache::default(),
-            requests: Requests::new(durability == Durability::Continue),
+            requests: Requests::new(goes_on == GoesOn::WithAnyAnswers),
             journal: Journal::default(),
             cohort_member: Some(cohort_member.clone()).filter(CohortMember::has_others),
-            durability,
+            goes_on,
             has_warned: false,
             has_bulk: false,
             profile: None,
@@ -142,7 +157,8 @@ impl State {
         }
     }
 
-    pub(super) fn track(&mut self, track: Track) -> &mut Channel {
+    /// Returns the channel of a track.
+    pub fn track(&mut self, track: Track) -> &mut Channel {
         match track {
             Track::Ops => &mut self.ops,
             Track::Bulk => &mut self.bulk,
@@ -151,25 +167,29 @@ impl State {
 
     /// Returns whether the session is full: the recorded items, or the unacknowledged bytes of
     /// a track, are at their limit. The program must then wait before it records more.
-    pub(super) fn is_full(&self) -> bool {
+    #[inline]
+    pub fn is_full(&self) -> bool {
         self.op_buffer.len() >= MAX_RECORDED_ITEMS
             || self.ops.outbox().is_full()
             || self.bulk.outbox().is_full()
     }
 
     /// Records an op. Returns whether the driver must be woken.
-    pub(super) fn record_op(&mut self, op: OperationIr) -> bool {
+    #[inline]
+    pub fn record_op(&mut self, op: OperationIr) -> bool {
         let urgent = is_urgent(&op);
         self.op_buffer.op(op);
         self.on_recorded(urgent)
     }
 
     /// Records another item. Returns whether the driver must be woken.
-    pub(super) fn record(&mut self, item: Item, urgent: bool) -> bool {
+    #[inline]
+    pub fn record(&mut self, item: Item, urgent: bool) -> bool {
         self.op_buffer.push(item);
         self.on_recorded(urgent)
     }
 
+    #[inline]
     fn on_recorded(&mut self, urgent: bool) -> bool {
         let items = self.op_buffer.len();
         self.policy.on(Event::Recorded { urgent, items })
@@ -177,10 +197,7 @@ impl State {
 
     /// Records reads of tensors. Returns whether the driver must be woken, and whether a
     /// value comes on the bulk track.
-    pub(super) fn record_reads(
-        &mut self,
-        reads: Vec<(TensorIr, Answer<TensorData>)>,
-    ) -> (bool, bool) {
+    pub fn record_reads(&mut self, reads: Vec<(TensorIr, Answer<TensorData>)>) -> (bool, bool) {
         let (mut must_wake, mut wants_bulk) = (false, false);
         let mut reads = reads.into_iter();
         while reads.len() > 0 {
@@ -203,20 +220,20 @@ impl State {
     }
 
     /// Records a sync. Returns whether the driver must be woken.
-    pub(super) fn record_sync(&mut self, answer: Answer<()>) -> bool {
+    pub fn record_sync(&mut self, answer: Answer<()>) -> bool {
         let request_id = self.requests.add_sync(answer);
         self.record(Item::Frame(Body::Sync(Sync { request_id })), true)
     }
 
     /// Returns whether an upload of `size` bytes may be kept by the worker and reused.
-    pub(super) fn is_cacheable(&self, size: usize) -> bool {
+    pub fn is_cacheable(&self, size: usize) -> bool {
         self.upload_cache.is_cacheable(size)
     }
 
     /// Returns the entries that locate an upload's bytes, the number of bytes that must be
     /// sent, and whether they were queued on the bulk track, whose driver must then be woken.
     /// Without a `hash` the worker does not keep the bytes.
-    pub(super) fn upload(&mut self, hash: Option<Hash>, bytes: Bytes) -> (Vec<Entry>, usize, bool) {
+    pub fn upload(&mut self, hash: Option<Hash>, bytes: Bytes) -> (Vec<Entry>, usize, bool) {
         let source = match hash {
             Some(hash) => self.upload_cache.source(hash, bytes.len()),
             None => UploadSource::New {
@@ -249,18 +266,18 @@ impl State {
     }
 
     /// Calls `take` with the recorded items. `take` must move all of them out of the buffer.
-    pub(super) fn take_recorded(&mut self, take: impl FnOnce(&mut OpBuffer)) {
+    pub fn take_recorded(&mut self, take: impl FnOnce(&mut OpBuffer)) {
         take(&mut self.op_buffer);
     }
 
     /// Returns whether the program lets workers take snapshots of the session.
-    pub(super) fn may_be_durable(&self) -> bool {
-        self.durability != Durability::Off
+    pub fn may_be_durable(&self) -> bool {
+        self.goes_on != GoesOn::Never
     }
 
     /// Returns whether tensors of the device of earlier connections can be used on one with `profile`:
     /// it stores the same types, and supports all that the earlier one does.
-    pub(super) fn is_served_by(&self, profile: &DeviceProfile) -> bool {
+    pub fn is_served_by(&self, profile: &DeviceProfile) -> bool {
         let Some(known) = &self.profile else {
             return true;
         };
@@ -273,7 +290,7 @@ impl State {
 
     /// Attaches a new connection, on which the worker sent `opened`, to a track. It replaces
     /// the track's earlier connection.
-    pub(super) fn attach(
+    pub fn attach(
         &mut self,
         track: Track,
         opened: &Opened,
@@ -297,7 +314,7 @@ impl State {
     }
 
     /// Returns the set of usages that the device supports for `dtype`, as bits.
-    pub(super) fn dtype_usage(&self, dtype: DType) -> u8 {
+    pub fn dtype_usage(&self, dtype: DType) -> u8 {
         let dtypes = self.profile.iter().flat_map(|profile| &profile.dtypes);
         dtypes
             .into_iter()
@@ -306,7 +323,7 @@ impl State {
     }
 
     /// Returns what to do next on a track.
-    pub(super) fn next(&mut self, track: Track, look: Look) -> NextStep {
+    pub fn next(&mut self, track: Track, look: Look) -> NextStep {
         let has_ended = self.end.is_some();
         if track == Track::Ops && self.is_at_mark() {
             return NextStep::Encode;
@@ -347,7 +364,7 @@ impl State {
     /// # Errors
     ///
     /// When the frame is malformed or breaks the numbering.
-    pub(super) fn receive(
+    pub fn receive(
         &mut self,
         track: Track,
         connection: Connection,
@@ -437,7 +454,7 @@ impl State {
 
     /// Returns whether the program has used the session since the worker has received and answered
     /// everything. If not, the next use wakes the driver.
-    pub(super) fn is_used(&mut self) -> bool {
+    pub fn is_used(&mut self) -> bool {
         let has_unsent = !self.op_buffer.is_empty()
             || !self.ops.outbox().is_empty()
             || !self.bulk.outbox().is_empty();
@@ -450,7 +467,7 @@ impl State {
 
     /// Ends the session. Returns its pending requests, which the caller must fail, or `None`
     /// if the session had ended before.
-    pub(super) fn end(&mut self, end: SessionEnd) -> Option<Requests> {
+    pub fn end(&mut self, end: SessionEnd) -> Option<Requests> {
         if self.end.is_some() {
             return None;
         }

@@ -11,8 +11,8 @@
 //! - An *urgent* item, for which a thread or another rank waits, is sent at once, and so are
 //!   all items before it.
 //! - [`EAGER_OPS`] items are sent at once, too.
-//! - Fewer items wait for more: for [`BATCH_DELAY`] at first, and for up to
-//!   [`MAX_BATCH_DELAY`] if small batches repeat, as the worker is then still busy.
+//! - Fewer items wait for more: for `BATCH_DELAY` at first, and for up to
+//!   `MAX_BATCH_DELAY` if small batches repeat, as the worker is then still busy.
 //! - While few items wait, and while the driver does not wait at all, further items do not
 //!   wake the driver.
 //!
@@ -21,10 +21,10 @@
 use std::time::Duration;
 
 use burn_ir::{DistributedOperationIr, OperationIr};
-use tensord_transport::channel::Look;
+use tensord_channel::Look;
 
 /// Number of recorded items from which they are sent without delay. Fewer wait for more.
-pub(super) const EAGER_OPS: usize = 512;
+pub const EAGER_OPS: usize = 512;
 
 /// How long a few items wait for more: the resolution of the timer. The program does not
 /// wait for them, as a read or the end of a series of all-reduces would have sent them.
@@ -36,7 +36,7 @@ const MAX_BATCH_DELAY: Duration = Duration::from_millis(4);
 
 /// What happened to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub enum Event {
     /// An item was recorded.
     Recorded {
         /// Whether the item must not wait for more.
@@ -56,21 +56,22 @@ pub(crate) enum Event {
 
 /// What a session has to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pending {
+pub struct Pending {
     /// Whether there are frames that the worker's credit covers.
-    pub(crate) frames: bool,
+    pub frames: bool,
     /// Number of recorded items that are not encoded.
-    pub(crate) items: usize,
+    pub items: usize,
     /// Whether the outbox has no room for more frames.
-    pub(crate) is_outbox_full: bool,
-    pub(crate) ack: Ack,
+    pub is_outbox_full: bool,
+    /// Whether there is an acknowledgement to send.
+    pub ack: Ack,
     /// Whether the session has ended: only what is recorded already is sent.
-    pub(crate) has_ended: bool,
+    pub has_ended: bool,
 }
 
 /// Whether there is an acknowledgement to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ack {
+pub enum Ack {
     /// The worker knows what was received.
     Nothing,
     /// The worker does not know yet what was received; the next frame will carry the
@@ -82,7 +83,7 @@ pub(crate) enum Ack {
 
 /// What the driver is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     /// Send the frames that the credit covers.
     Send,
     /// Encode the recorded items into frames, and call [`SendPolicy::next`] again.
@@ -99,7 +100,7 @@ pub(crate) enum Action {
 
 /// Decides when a session sends. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct SendPolicy {
+pub struct SendPolicy {
     /// Whether one of the recorded items is urgent.
     urgent: bool,
     /// How often a few items were sent because no more came in time, since the last urgent
@@ -125,8 +126,9 @@ enum DriverWait {
 
 impl SendPolicy {
     /// Takes note of `event`. Returns whether the caller must wake the driver.
+    #[inline]
     #[must_use]
-    pub(crate) fn on(&mut self, event: Event) -> bool {
+    pub fn on(&mut self, event: Event) -> bool {
         let is_wanted = match event {
             Event::Recorded { urgent, items } => {
                 self.urgent |= urgent;
@@ -144,7 +146,8 @@ impl SendPolicy {
     }
 
     /// Returns what the driver is to do next.
-    pub(crate) fn next(&mut self, look: Look, pending: Pending) -> Action {
+    #[inline]
+    pub fn next(&mut self, look: Look, pending: Pending) -> Action {
         self.driver = DriverWait::No;
         if pending.frames {
             return Action::Send;
@@ -170,11 +173,13 @@ impl SendPolicy {
     }
 
     /// Returns whether the driver waits for acknowledgements to send as well as for frames.
-    pub(super) fn waits_for_acks(&self) -> bool {
+    #[inline]
+    pub fn waits_for_acks(&self) -> bool {
         self.driver == DriverWait::ForFramesOrAcks
     }
 
     /// Returns whether the recorded items, `items` in number, may wait for more.
+    #[inline]
     fn may_gather(&self, items: usize) -> bool {
         !self.urgent && (1..EAGER_OPS).contains(&items)
     }
@@ -196,6 +201,7 @@ impl SendPolicy {
 
 /// Returns whether `op` must not wait for more: other ranks wait for the all-reduces that end
 /// with a `SyncCollective`.
+#[inline]
 pub(super) fn is_urgent(op: &OperationIr) -> bool {
     matches!(
         op,

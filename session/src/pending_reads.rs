@@ -14,13 +14,16 @@ use tensord_proto::{
 use super::{Answer, answered::AnsweredReads};
 
 /// A reply and its receiver.
-pub(super) enum Delivery {
+pub enum Delivery {
+    /// The value of a read.
     Value(Answer<TensorData>, Result<TensorData, ExecutionError>),
+    /// The reply to a sync.
     Synced(Answer<()>, Result<(), ExecutionError>),
 }
 
 impl Delivery {
-    pub(super) fn deliver(self) {
+    /// Gives the reply to its receiver.
+    pub fn deliver(self) {
         // The receiver may have been dropped.
         match self {
             Self::Value(answer, result) => drop(answer.send(result)),

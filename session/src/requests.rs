@@ -13,11 +13,11 @@ use super::{
 };
 
 /// The answer to a read or a sync.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
+pub type Answer<T> = oneshot::Sender<Result<T, ExecutionError>>;
 
 /// The requests of a session that are pending.
 #[derive(Default)]
-pub(super) struct Requests {
+pub struct Requests {
     /// Id of the last request.
     last: u64,
     pub(super) reads: PendingReads,
@@ -107,7 +107,7 @@ impl Requests {
     }
 
     /// Fails all requests with `error`.
-    pub(super) fn fail(self, error: &ExecutionError) {
+    pub fn fail(self, error: &ExecutionError) {
         // The receivers may have been dropped.
         for answer in self.reads.into_answers() {
             let _ = answer.send(Err(error.clone()));

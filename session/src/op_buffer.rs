@@ -22,25 +22,29 @@ const TARGET_FRAME_BYTES: usize = 48 << 10;
 /// Nearly all are ops. They have a list of their own, because an op is over 600 bytes: it
 /// is moved once, and encoded in place.
 #[derive(Debug, Default)]
-pub(super) struct OpBuffer {
+pub struct OpBuffer {
     ops: Vec<OperationIr>,
     /// The other items, each with the number of ops before it.
     others: Vec<(usize, Item)>,
 }
 
 impl OpBuffer {
+    #[inline]
     pub(super) fn op(&mut self, op: OperationIr) {
         self.ops.push(op);
     }
 
+    #[inline]
     pub(super) fn push(&mut self, item: Item) {
         self.others.push((self.ops.len(), item));
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.ops.len() + self.others.len()
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -48,7 +52,7 @@ impl OpBuffer {
 
 /// A recorded item that is not an op.
 #[derive(Debug)]
-pub(super) enum Item {
+pub enum Item {
     /// An upload: the tensor, and the entries that show where its bytes are.
     Upload(TensorIr, Vec<Entry>),
     /// A frame.
@@ -62,7 +66,7 @@ pub(super) enum Item {
 /// Encodes what a session recorded. Each item is encoded once, in order, because the
 /// encoder predicts ops from those before.
 #[derive(Default)]
-pub(super) struct FrameEncoder {
+pub struct FrameEncoder {
     /// The items to encode; empty between calls, and kept for its allocation.
     taken: OpBuffer,
     encoder: OpEncoder,
@@ -73,7 +77,7 @@ pub(super) struct FrameEncoder {
 
 impl FrameEncoder {
     /// Takes all items out of `op_buffer`.
-    pub(super) fn take(&mut self, op_buffer: &mut OpBuffer) {
+    pub fn take(&mut self, op_buffer: &mut OpBuffer) {
         assert!(
             self.taken.is_empty(),
             "the items taken before were not encoded"
@@ -82,7 +86,7 @@ impl FrameEncoder {
     }
 
     /// Encodes the items taken, into the bodies of frames.
-    pub(super) fn encode(&mut self) -> Vec<Body> {
+    pub fn encode(&mut self) -> Vec<Body> {
         let mut bodies = Vec::new();
         let mut taken = std::mem::take(&mut self.taken);
         let mut encoded = 0;

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use tensord_channel::{Broken, Ended, duplex::FrameError};
 use tensord_proto::{
     codec::DeviceProfile,
     v1::{Error, ErrorCode, Opened},
     version,
 };
-use tensord_transport::channel::{Broken, Ended, duplex::FrameError};
 
 /// Why a connection ended.
 #[derive(Debug)]
-pub(super) enum ConnectionEnd {
+pub enum ConnectionEnd {
     /// The connection was lost; the session may continue on another.
     Lost(String),
     /// The worker ended the session because its lease is over, as this text says. The pool reports why.
@@ -23,7 +23,7 @@ pub(super) enum ConnectionEnd {
 }
 
 /// Converts `ended`, which the pump returned for a connection, into the connection's end.
-pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
+pub fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
     match ended {
         Ended::Lost(reason) => ConnectionEnd::Lost(reason),
         // This does not happen: a track's only driver uses one connection at a time.
@@ -36,7 +36,7 @@ pub(super) fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
 /// Returns the end of a connection whose session the worker closed with `error`. A session that
 /// `can_be_restored` may go on elsewhere if its lease has left the worker, or the worker stops: the
 /// pool reports where, or that the lease has ended.
-pub(super) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
+pub fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Lease | ErrorCode::Draining if can_be_restored => {
             ConnectionEnd::Lost(error.to_string())
@@ -50,7 +50,7 @@ pub(super) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
 }
 
 /// Returns how a frame that was refused with `error` ends the connection.
-pub(super) fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
+pub fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
     match error.is_loss() {
         true => Broken::Loss(error.to_string()),
         false => Broken::Over(ConnectionEnd::BrokeRule(error.to_string()), Duration::ZERO),
@@ -62,7 +62,7 @@ pub(super) fn broken(error: &FrameError) -> Broken<ConnectionEnd> {
 /// # Errors
 ///
 /// When the worker does not use a protocol of this client, or the profile is malformed.
-pub(super) fn accepted_profile(opened: &Opened) -> Result<DeviceProfile, String> {
+pub fn accepted_profile(opened: &Opened) -> Result<DeviceProfile, String> {
     let ours = version::hello();
     let theirs = opened.hello.clone().unwrap_or_default();
     let protocol = version::negotiate(&ours, &theirs).map_err(|e| e.message)?;

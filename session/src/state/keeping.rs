@@ -5,22 +5,19 @@
 
 use std::time::{Duration, Instant};
 
+use tensord_channel::resume::ResumeError;
 use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{Marked, Opened, RestorePoint, frame::Body},
 };
-use tensord_transport::channel::resume::ResumeError;
 use tracing::warn;
 
 use super::{State, Track};
 use crate::{
+    Capability,
     cohort::{CohortMember, Cuts},
-    lease::DurabilityStatus,
-    session::{
-        Capability,
-        journal::{Commit, interval},
-        op_buffer::Item,
-    },
+    journal::{Commit, interval},
+    op_buffer::Item,
 };
 
 impl State {
@@ -29,22 +26,28 @@ impl State {
         self.ops.outbox().kept_bytes() + self.bulk.outbox().kept_bytes()
     }
 
-    /// Returns what the session could go on from in another process.
-    pub(in super::super) fn durability_status(&self, now: Instant) -> DurabilityStatus {
+    /// Returns the number of marks from which the session could have gone on in another process.
+    pub fn commits(&self) -> u64 {
+        self.journal.commits()
+    }
+
+    /// Returns when the mark from which the session could go on in another process was placed, if
+    /// there is one.
+    pub fn committed_at(&self) -> Option<Instant> {
         // A session that has ended goes on from nothing.
-        let committed_at = self.journal.committed_at().filter(|_| self.end.is_none());
-        DurabilityStatus {
-            commits: self.journal.commits(),
-            since_commit: committed_at.map(|at| now.saturating_duration_since(at)),
-            journal_bytes: match self.journal.must_keep() {
-                true => self.journal_bytes() as u64,
-                false => 0,
-            },
+        self.journal.committed_at().filter(|_| self.end.is_none())
+    }
+
+    /// Returns the number of bytes that are kept so that the session can go on in another process.
+    pub fn kept_bytes(&self) -> usize {
+        match self.journal.must_keep() {
+            true => self.journal_bytes(),
+            false => 0,
         }
     }
 
     /// Records a mark after all recorded items, if one is due.
-    pub(in super::super) fn record_due_mark(&mut self, now: Instant) {
+    pub fn record_due_mark(&mut self, now: Instant) {
         if self.end.is_some() {
             return;
         }
@@ -67,7 +70,7 @@ impl State {
     /// Has a mark placed as soon as possible, although none is due: the lease is about to move or to be
     /// suspended. [`record_due_mark`](Self::record_due_mark) must follow, again and again as long as the
     /// mark is awaited.
-    pub(in super::super) fn request_mark(&mut self) {
+    pub fn request_mark(&mut self) {
         match &self.cohort_member {
             None => self.journal.request_mark(),
             // One cut is enough for all sessions.
@@ -77,7 +80,7 @@ impl State {
     }
 
     /// Returns whether a requested mark may yet be committed.
-    pub(in super::super) fn awaits_requested_mark(&self) -> bool {
+    pub fn awaits_requested_mark(&self) -> bool {
         let awaits = match &self.cohort_member {
             None => self.journal.awaits_requested(),
             Some(member) => member.cuts().awaits_requested(),
@@ -121,7 +124,7 @@ impl State {
 
     /// Must be called before an all-reduce of `group` is recorded, or left out because the session has
     /// ended.
-    pub(in super::super) fn before_all_reduce(&mut self, group: &[u32], now: Instant) {
+    pub fn before_all_reduce(&mut self, group: &[u32], now: Instant) {
         self.record_cut_mark(now, |cuts, member| {
             if cuts.all_reduce(member.lease_rank, group) {
                 member.cohort.flush_lagging();
@@ -130,7 +133,7 @@ impl State {
     }
 
     /// Must be called before this session's part of a transfer is recorded.
-    pub(in super::super) fn before_transfer(&mut self, capability: Capability, now: Instant) {
+    pub fn before_transfer(&mut self, capability: Capability, now: Instant) {
         self.record_cut_mark(now, |cuts, _| cuts.transfer(capability));
     }
 
@@ -141,7 +144,7 @@ impl State {
     }
 
     /// Queues a frame that was encoded.
-    pub(in super::super) fn push(&mut self, body: Body) {
+    pub fn push(&mut self, body: Body) {
         let is_mark = matches!(body, Body::Mark(_));
         self.ops.push(body);
         if is_mark {
@@ -158,7 +161,7 @@ impl State {
     }
 
     /// Returns the marks from which the session can go on in another process, latest first.
-    pub(in super::super) fn restore_points(&self) -> Vec<RestorePoint> {
+    pub fn restore_points(&self) -> Vec<RestorePoint> {
         match &self.cohort_member {
             None => {
                 let first_pending = self.requests.first_pending();
@@ -174,7 +177,7 @@ impl State {
 
     /// As [`restore_points`](Self::restore_points), for a request to open the session, which may be
     /// restored there.
-    pub(in super::super) fn opening_points(&mut self) -> Vec<RestorePoint> {
+    pub fn opening_points(&mut self) -> Vec<RestorePoint> {
         if let Some(member) = self.cohort_member.as_ref().filter(|_| self.journal.is_on()) {
             member.cuts().opening(member.lease_rank);
         }
@@ -183,7 +186,7 @@ impl State {
 
     /// Returns whether a worker has opened the session in the process that it was in, or has restored
     /// it from a mark that the client has offered.
-    pub(in super::super) fn accepts_restore(&self, opened: &Opened) -> bool {
+    pub fn accepts_restore(&self, opened: &Opened) -> bool {
         let is_restored = self.ops.was_attached() && opened.epoch > self.journal.epoch();
         let mut points = self.restore_points().into_iter();
         self.end.is_some() || !is_restored || points.any(|point| point.mark == opened.mark)
@@ -198,12 +201,12 @@ impl State {
     }
 
     /// Returns the epoch of the process that the session is in.
-    pub(in super::super) fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> u64 {
         self.journal.epoch()
     }
 
     /// Begins to place marks in a process of this epoch.
-    pub(in super::super) fn begin_journal(&mut self, epoch: u64) {
+    pub fn begin_journal(&mut self, epoch: u64) {
         self.journal.begin(epoch);
         self.keep();
     }

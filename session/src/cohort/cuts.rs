@@ -24,7 +24,7 @@ use std::{
 };
 
 use super::ahead::Ahead;
-use crate::session::{Capability, journal::RequestedMark};
+use crate::{Capability, journal::RequestedMark};
 
 /// A cut is dropped if not all sessions have placed their marks within this time after the first one:
 /// a session may have no connection.

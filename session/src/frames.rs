@@ -10,7 +10,7 @@ use super::Capability;
 
 /// Returns the frame that declares `id` as a poisoned tensor with the shape and dtype of
 /// `tensor`.
-pub(super) fn poison(id: TensorId, tensor: &TensorIr, reason: String) -> Body {
+pub fn poison(id: TensorId, tensor: &TensorIr, reason: String) -> Body {
     let fault = Fault {
         op_name: "to_device".into(),
         reason,
@@ -24,7 +24,7 @@ pub(super) fn poison(id: TensorId, tensor: &TensorIr, reason: String) -> Body {
 }
 
 /// Returns the frame that gives a tensor a second id.
-pub(super) fn alias(id: TensorId, source: TensorId) -> Body {
+pub fn alias(id: TensorId, source: TensorId) -> Body {
     Body::Alias(Alias {
         tensor_id: id.value(),
         source_id: source.value(),
@@ -32,7 +32,7 @@ pub(super) fn alias(id: TensorId, source: TensorId) -> Body {
 }
 
 /// Returns the frame that offers a tensor's value to the session with lease rank `to`.
-pub(super) fn offer(tensor: &TensorIr, capability: &Capability, to: u32) -> Body {
+pub fn offer(tensor: &TensorIr, capability: &Capability, to: u32) -> Body {
     Body::Offer(Offer {
         tensor: encode_tensor(tensor),
         capability: capability.to_vec().into(),
@@ -42,7 +42,7 @@ pub(super) fn offer(tensor: &TensorIr, capability: &Capability, to: u32) -> Body
 
 /// Returns the frame that creates tensor `id` on the worker, with the value that lease rank
 /// `from` offers.
-pub(super) fn take(id: TensorId, tensor: &TensorIr, capability: &Capability, from: u32) -> Body {
+pub fn take(id: TensorId, tensor: &TensorIr, capability: &Capability, from: u32) -> Body {
     Body::Take(Take {
         tensor_id: id.value(),
         r#type: Some(encode_type(&tensor.shape, tensor.dtype)),
