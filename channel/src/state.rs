@@ -1,9 +1,8 @@
 //! The state of a channel, apart from its I/O.
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use tensord_proto::v1::frame;
+use web_time::Instant;
 
 use super::{FrameParts, Next};
 use crate::{

@@ -14,9 +14,10 @@
 //!
 //! Pure state: time is an argument.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tensord_proto::v1::{Mark, Marked, RestorePoint};
+use web_time::Instant;
 
 /// Bytes of the journal at which it lapses.
 const MAX_BYTES: usize = 128 << 20;

@@ -4,7 +4,7 @@
 
 mod keeping;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn_backend::{DType, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorIr};
@@ -19,6 +19,7 @@ use tensord_proto::{
     content::{Content, Entry, Hash},
     v1::{Opened, Reads, Sync, TensorValue, Value, frame::Body, tensor_value, value},
 };
+use web_time::Instant;
 
 use crate::{
     cohort::CohortMember,

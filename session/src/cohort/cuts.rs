@@ -18,10 +18,9 @@
 //!
 //! Pure state: time is an argument. A session calls this under its own lock.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, time::Duration};
+
+use web_time::Instant;
 
 use super::ahead::Ahead;
 use crate::{Capability, journal::RequestedMark};

@@ -3,7 +3,7 @@
 //!
 //! [`Journal`]: super::Journal
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tensord_channel::resume::ResumeError;
 use tensord_proto::{
@@ -11,6 +11,7 @@ use tensord_proto::{
     v1::{Marked, Opened, RestorePoint, frame::Body},
 };
 use tracing::warn;
+use web_time::Instant;
 
 use super::{State, Track};
 use crate::{
