@@ -468,7 +468,7 @@ impl Engine {
         // The client waits for this, or has not received where the lease was last.
         let is_unreported = was_lost || lease.is_move_unreported;
         drop(lease);
-        self.update_charge(id);
+        self.set_charge(id);
         if is_unreported {
             self.report_moved(id);
         }

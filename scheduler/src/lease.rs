@@ -29,7 +29,7 @@ pub(crate) struct Lease {
     pub(crate) owner: Option<ClientId>,
     /// The tenant of the client; `None` after a restart until the client has claimed the lease.
     pub(crate) tenant: Option<TenantName>,
-    /// What the lease has of the pool, or had until it was suspended or lost.
+    /// What the lease counts as: the devices that it was granted, also while it has none or others.
     pub(crate) charge: Amounts,
     /// All devices of the lease in the order of its ranks, including those of workers that have yet to join, each
     /// with the grant by which the lease has it, or a share of it. Those of one worker are next to each other.

@@ -24,7 +24,7 @@ pub struct LeaseRecord {
     pub owner: ClientId,
     /// The client's tenant, if it is known.
     pub tenant: Option<TenantName>,
-    /// What the lease has of the pool, or had until it was suspended or lost.
+    /// What the lease counts as: the devices that it was granted.
     pub charge: Amounts,
     /// Whether it was suspended for a request, and waits to go on.
     pub is_reclaimed: bool,

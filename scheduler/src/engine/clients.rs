@@ -222,7 +222,7 @@ impl Engine {
         (granted.tenant, granted.passed) = (Some(tenant), passed);
         (granted.granted_at, granted.running_since) = (self.now, self.now);
         self.leases.insert(lease, granted);
-        self.update_charge(lease);
+        self.set_charge(lease);
         self.pool.give_up_held_back(&BTreeSet::from([lease]));
     }
 

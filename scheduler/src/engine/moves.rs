@@ -460,7 +460,7 @@ impl Engine {
         }
         self.drop_other_parts(id, &parts, &receiving, &places);
         self.idle.forget_lease(id);
-        self.update_charge(id);
+        self.set_charge(id);
         self.report_moved(id);
         true
     }

@@ -103,8 +103,10 @@ impl Engine {
         counts
     }
 
-    /// Counts the devices that a lease has now.
-    pub(super) fn update_charge(&mut self, id: LeaseId) {
+    /// Counts the devices that a lease has, unless they are counted already. A lease goes on counting as the devices
+    /// that it was granted when it goes on at others: these may have more memory, which the tenant did not demand, and
+    /// by which it must not get beyond its limit.
+    pub(super) fn set_charge(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.get(id) else {
             return;
         };
@@ -114,7 +116,12 @@ impl Engine {
                 charge.add_share(device, granted.share.map(Share::from));
             }
         }
-        if let Some(mut lease) = self.leases.get_mut(id) {
+        // After a restart, the workers of a lease join one after the other.
+        let is_counted = match lease.share() {
+            Some(_) => !lease.charge.is_nothing(),
+            None => lease.charge.permille == charge.permille,
+        };
+        if let Some(mut lease) = self.leases.get_mut(id).filter(|_| !is_counted) {
             lease.charge = charge;
         }
     }

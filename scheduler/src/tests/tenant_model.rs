@@ -7,6 +7,7 @@ use super::share_model::{counted, needs_of};
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
+use crate::device::Share;
 use crate::lease::{Lease, Standing};
 
 /// The devices for a request that waits.
@@ -156,31 +157,18 @@ impl World {
                 lease.tenant.is_none() || lease.tenant == tenant.map(tenant_of),
                 "{id}"
             );
-            let devices = lease.lease_devices.keys().map(|device_ref| {
-                let mut workers = self.workers.iter();
-                let worker = workers.find(|worker| worker.id == device_ref.worker.0)?;
-                worker
-                    .known
-                    .as_ref()?
-                    .devices
-                    .get(device_ref.index as usize)
-            });
-            let devices: Option<Vec<_>> = devices.collect();
             let is_running = lease.standing == Standing::Running && lease.rejoin_by.is_none();
-            if let Some(devices) = devices.filter(|_| is_running) {
-                let expected = match lease.share() {
-                    None => Amounts::of(devices),
-                    Some(share) => {
-                        let permille = counted(devices[0], Some(share));
-                        Amounts {
-                            permille: [(devices[0].kind.clone(), permille)].into(),
-                            all_permille: permille,
-                            memory_bytes: share.memory_bytes.into(),
-                        }
-                    }
-                };
-                assert_eq!(lease.charge, expected, "{id}");
+            if !is_running {
+                continue;
             }
+            let share = lease.share();
+            let mut tokens = self.clients.iter().flat_map(|it| it.tokens.get(&id));
+            let granted = tokens.next().map(|it| charge_of(it.granted.iter(), share));
+            let is_granted = granted.as_ref() == Some(&lease.charge);
+            let devices = lease.lease_devices.keys().map(|it| self.device(*it));
+            let has_restarted = self.leases.is_none();
+            let counts = is_granted || has_restarted && lease.charge == charge_of(devices, share);
+            assert!(counts, "{id} counts as {:?}, not {granted:?}", lease.charge);
         }
     }
 
@@ -628,5 +616,19 @@ impl World {
             let device = &worker.devices[device_ref.index as usize];
             worker.connected && !worker.draining && device.out_of_service.is_none()
         })
+    }
+}
+
+/// Returns what a lease counts as that has these devices, or a share of the one.
+fn charge_of<'a>(devices: impl Iterator<Item = &'a DeviceSpec>, share: Option<Share>) -> Amounts {
+    let devices: Vec<_> = devices.collect();
+    let Some(share) = share else {
+        return Amounts::of(devices);
+    };
+    let permille = counted(devices[0], Some(share));
+    Amounts {
+        permille: [(devices[0].kind.clone(), permille)].into(),
+        all_permille: permille,
+        memory_bytes: share.memory_bytes.into(),
     }
 }
