@@ -55,6 +55,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::idle::IdleLeases;
+use self::own_spot::CountingRequests;
 use self::reservations::{Basis, Reservations};
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
@@ -100,6 +101,8 @@ pub struct Engine {
     decided_reservations: Reservations,
     /// What `reservations` were found from; `None` if the policy or the past of a tenant has changed since.
     reservations_basis: Option<Basis>,
+    /// The requests of tenants with limits that can count on devices.
+    counting: CountingRequests,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -150,6 +153,7 @@ impl Engine {
             reservations: Reservations::default(),
             decided_reservations: Reservations::default(),
             reservations_basis: None,
+            counting: CountingRequests::default(),
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,

@@ -266,6 +266,25 @@ impl Amounts {
         self.memory_bytes -= other.memory_bytes;
     }
 
+    /// Returns as what a request with this demand counts when its limit is checked, if it could get these devices: as
+    /// if each of them were like the largest, as [`TenantLimit::allows`] demands.
+    pub(crate) fn most_of<'a>(
+        demand: &Demand,
+        devices: impl IntoIterator<Item = &'a DeviceSpec>,
+    ) -> Self {
+        let count = u64::from(demand.devices.max(1));
+        let mut most = Self::default();
+        for device in devices {
+            let permille = count * demand.counted_permille(device);
+            let of_kind = most.permille.entry(device.kind.clone()).or_default();
+            *of_kind = permille.max(*of_kind);
+            let bytes = u128::from(demand.memory_of(device)) * u128::from(count);
+            most.memory_bytes = bytes.max(most.memory_bytes);
+        }
+        most.all_permille = most.permille.values().sum();
+        most
+    }
+
     /// Returns whether these are no devices.
     pub(crate) fn is_nothing(&self) -> bool {
         self.all_permille == 0

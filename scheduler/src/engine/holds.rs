@@ -97,7 +97,7 @@ impl Engine {
     /// needs.
     pub(super) fn go_on_after_entitled(&mut self, waiting: Vec<LeaseId>) {
         if waiting.is_empty() && self.queue.is_empty() {
-            return;
+            return self.set_counting(&Expected::default());
         }
         let is_spot = |id: &LeaseId| self.leases.get(*id).is_some_and(|it| it.is_spot);
         let (mut spot, mut waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_spot);
@@ -123,7 +123,8 @@ impl Engine {
                 expected.coming.retain_common(&now);
                 self.hold_back_for(before_spot, &mut expected);
             }
-            spot.retain(|id| !self.spot_goes_on(*id, &expected));
+            self.set_counting(&expected);
+            spot.retain(|id| !self.spot_goes_on(*id));
             if waiting.len() + spot.len() == before {
                 return;
             }

@@ -2,9 +2,10 @@
 //!
 //! Spot leases count in full towards a limit, so a tenant that uses what is left of its limit for them would keep its
 //! own other requests waiting. As few of them are suspended as the limit demands, and only if there are, or will be,
-//! devices for the request then. They do not go on before the request has got its devices, unless there is room for
-//! both.
+//! devices for the request then. Neither these nor other spot leases get devices before the request has got its own,
+//! unless there is room for both.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -15,8 +16,25 @@ use super::coming::few;
 use super::holds::{Entitled, Expected};
 use super::reclaim::Plan;
 use super::victims::{Borrowed, Victim};
+use crate::device::Demand;
 use crate::event::DeviceRef;
-use crate::tenants::{Amounts, NOTHING, TenantLimit};
+use crate::tenants::{Amounts, NOTHING, TenantLimit, TenantName};
+
+/// Requests that can count on devices, by tenant, each with what these are.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct CountingRequests {
+    by_tenant: BTreeMap<TenantName, BTreeMap<LeaseId, Amounts>>,
+}
+
+impl CountingRequests {
+    fn has_any_of(&self, tenant: &TenantName) -> bool {
+        self.by_tenant.contains_key(tenant)
+    }
+
+    fn of(&self, tenant: &TenantName) -> impl Iterator<Item = (&LeaseId, &Amounts)> {
+        self.by_tenant.get(tenant).into_iter().flatten()
+    }
+}
 
 impl Engine {
     /// Returns what the tenant of a request has without those of its spot leases that `may_go`, as far as these are
@@ -82,42 +100,62 @@ impl Engine {
         Some(devices)
     }
 
-    /// Has a spot lease go on if there are devices for it. It waits for requests of its tenant that can count on
-    /// devices and would exceed the tenant's limit with it: it would have to make room for them again, and they would
-    /// never get theirs. Returns whether it goes on.
-    pub(super) fn spot_goes_on(&mut self, id: LeaseId, expected: &Expected) -> bool {
-        if self.is_in_the_way(id, expected) {
+    /// Has a spot lease go on if there are devices for it, and it is not in the way of a request. Returns whether it
+    /// goes on.
+    pub(super) fn spot_goes_on(&mut self, id: LeaseId) -> bool {
+        if self.is_in_the_way(id) {
             self.report_standing(id);
             return false;
         }
         self.go_on_or_wait(id)
     }
 
-    /// Returns whether a request of a spot lease's tenant that can count on devices would exceed the tenant's limit
-    /// beside the lease.
-    fn is_in_the_way(&self, id: LeaseId, expected: &Expected) -> bool {
-        let lease = self.leases.get(id);
+    /// Returns whether a tenant would exceed its limit by a spot lease that waits and the requests that can count on
+    /// devices. The lease would have to make room for these again, and they would never get their devices.
+    pub(super) fn is_in_the_way(&self, id: LeaseId) -> bool {
+        let lease = self.leases.get(id).filter(|it| it.is_spot);
         let Some((lease, tenant)) = lease.and_then(|it| Some((it, it.tenant.as_ref()?))) else {
             return false;
         };
-        let counting = expected.counting.iter();
-        let mut own = counting.filter(|(it, _)| it.tenant == *tenant).peekable();
-        if own.peek().is_none() {
-            return false;
+        let limit = &self.policy_of(tenant).limit;
+        self.counting.has_any_of(tenant)
+            && !limit.allows_all(&self.counts_for_spot(tenant), &lease.charge)
+    }
+
+    /// Returns what counts for a request: what its tenant has, and for a spot lease also what others of the tenant can
+    /// count on.
+    pub(super) fn counts_for(&self, tenant: &TenantName, demand: &Demand) -> Cow<'_, Amounts> {
+        match demand.is_spot && self.counting.has_any_of(tenant) {
+            true => Cow::Owned(self.counts_for_spot(tenant)),
+            false => Cow::Borrowed(self.used_by(tenant)),
         }
-        let mut has = self
-            .used_by_tenants()
-            .get(tenant)
-            .cloned()
-            .unwrap_or_default();
-        has.add(&lease.charge);
-        let mut used = BTreeMap::from([(tenant.clone(), has)]);
-        own.any(|(entitled, devices)| {
-            let has = used.get(tenant).unwrap_or(&NOTHING);
-            let is_over = !self.are_within_limit(entitled, has, devices);
-            self.count(&mut used, entitled, devices);
-            is_over
-        })
+    }
+
+    fn counts_for_spot(&self, tenant: &TenantName) -> Amounts {
+        let mut counts = self.used_by(tenant).clone();
+        let waiting = self.counting.of(tenant);
+        let waiting = waiting.filter(|(lease, _)| self.queue.get(**lease).is_some());
+        waiting.for_each(|(_, devices)| counts.add(devices));
+        counts
+    }
+
+    /// Records which requests can count on devices.
+    pub(super) fn set_counting(&mut self, expected: &Expected) {
+        let mut counting = CountingRequests::default();
+        for (entitled, devices) in &expected.counting {
+            if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
+                continue;
+            }
+            let devices = devices.iter().filter_map(|it| self.pool.device(*it));
+            let amounts = Amounts::most_of(&entitled.demand, devices);
+            let of_tenant = counting.by_tenant.entry(entitled.tenant.clone());
+            of_tenant.or_default().insert(entitled.lease, amounts);
+        }
+        if counting != self.counting {
+            self.counting = counting;
+            // Spot leases may be requested that fit now.
+            self.decided_version = None;
+        }
     }
 
     /// Returns whether a spot lease waits whose tenant has a limit.

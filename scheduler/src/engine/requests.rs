@@ -357,8 +357,9 @@ impl Engine {
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |lease: LeaseId, shape: &Shape| {
+            let counts = self.counts_for(tenant, shape);
             let may_have = |device: &DeviceSpec| {
-                limit.allows(used, device, shape) && self.may_pass(lease, shape, device)
+                limit.allows(&counts, device, shape) && self.may_pass(lease, shape, device)
             };
             self.pool.free_for(shape, may_have) >= shape.devices as usize
         };
@@ -442,7 +443,8 @@ impl Engine {
 
     /// Returns whether a request can be granted, and with which devices.
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
-        let may_get = self.may_get(waiting, self.used_by(&waiting.tenant));
+        let counts = self.counts_for(&waiting.tenant, &waiting.demand);
+        let may_get = self.may_get(waiting, &counts);
         self.pool.assess(waiting.lease, &waiting.demand, may_get)
     }
 

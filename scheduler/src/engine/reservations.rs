@@ -202,9 +202,10 @@ impl Engine {
         let mut unclaimed: BTreeSet<_> = self.pool.classes().collect();
         let mut all = Vec::new();
         for (_, tenant, rank, shape) in due {
-            let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
+            let limit = &self.policy_of(tenant).limit;
+            let counts = self.counts_for(tenant, shape);
             let may_have =
-                |device: &DeviceSpec| shape.accepts(device) && limit.allows(used, device, shape);
+                |device: &DeviceSpec| shape.accepts(device) && limit.allows(&counts, device, shape);
             let wanted = shape.devices as usize;
             if self.pool.offers(shape, may_have) < wanted {
                 continue;

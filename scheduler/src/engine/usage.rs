@@ -130,8 +130,9 @@ impl Engine {
     /// more than its limit.
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
         let (tenant, demand) = (&queued.tenant, &queued.demand);
-        let (limit, used) = (&self.policy_of(tenant).limit, self.used_by(tenant));
-        let may_have = |device: &DeviceSpec| limit.allows(used, device, demand);
+        let limit = &self.policy_of(tenant).limit;
+        let used = self.counts_for(tenant, demand);
+        let may_have = |device: &DeviceSpec| limit.allows(&used, device, demand);
         self.pool.offers(demand, may_have) < demand.devices as usize
     }
 

