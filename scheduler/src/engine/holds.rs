@@ -22,7 +22,7 @@ use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
-/// theirs. Each costs a walk over all devices.
+/// theirs. Each costs a walk over the free devices and over all leases that could make room.
 const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
 
 /// What requests can expect that are entitled to devices.

@@ -79,10 +79,23 @@ impl Engine {
             self.await_own_spot(entitled, &plan.expected);
             return None;
         };
+        self.suspend_own_spot(entitled, &devices, plan);
+        let used = plan.expected.used.get(&entitled.tenant);
+        if !self.are_within_limit(entitled, used.unwrap_or(&NOTHING), &devices) {
+            // One could not be suspended any more, so the request gets nothing for now.
+            self.await_own_spot(entitled, &plan.expected);
+            return None;
+        }
+        Some(devices)
+    }
+
+    /// Suspends as few spot leases of a request's tenant as its limit demands for these devices, or none if all are
+    /// not enough.
+    fn suspend_own_spot(&mut self, entitled: &Entitled, devices: &[DeviceRef], plan: &mut Plan) {
         let used = plan.expected.used.get(&entitled.tenant);
         let used = used.unwrap_or(&NOTHING);
-        if self.are_within_limit(entitled, used, &devices) {
-            return Some(devices);
+        if self.are_within_limit(entitled, used, devices) {
+            return;
         }
         let own = own_spot(entitled, &plan.expected);
         let mut own: Vec<_> = own.filter(|it| it.suspendable_at <= self.now).collect();
@@ -90,14 +103,13 @@ impl Engine {
         let chosen = few(own, |leases| {
             let mut used = used.clone();
             leases.iter().for_each(|it| used.subtract(&it.charge));
-            self.are_within_limit(entitled, &used, &devices)
+            self.are_within_limit(entitled, &used, devices)
         });
         let chosen = chosen.unwrap_or_default();
         let victims: Vec<_> = chosen.iter().map(|it| Victim::of(&[it], 0)).collect();
         for victim in victims {
             self.suspend_victim(&victim, entitled, plan);
         }
-        Some(devices)
     }
 
     /// Has a spot lease go on if there are devices for it, and it is not in the way of a request. Returns whether it

@@ -6,7 +6,8 @@
 //! tenants are suspended; for one with a reservation, those borrowed leases of any tenant that have passed it.
 //! For all of these, and for any other that is not for a spot lease itself, spot leases are suspended, and before
 //! others. A spot lease that cannot be suspended ends, and so does another borrowed lease whose request said that it
-//! may, if leases that can be suspended are not enough. Spot leases make room for other leases that wait, too (`spot.rs`).
+//! may, if leases that can be suspended are not enough. Spot leases make room for other leases that wait, too
+//! (`spot.rs`).
 //!
 //! A request that its tenant's limit holds up, and nothing else, has spot leases of its own tenant suspended
 //! (`own_spot.rs`).
@@ -22,8 +23,8 @@
 //! No two leases take each other's place in turn. What a reclaimed lease gives up goes to a request within a
 //! guarantee, whose lease is not borrowed while its tenant's guarantee stays; to a request with a reservation,
 //! whose lease has passed only requests that still wait; or from a spot lease to another request or lease, never
-//! the other way. A lease that has ended for a request does not wait again. So each reclaim lowers the number of requests that wait, and nothing but new demand or a changed policy
-//! raises it.
+//! the other way. A lease that has ended for a request does not wait again. So each reclaim lowers the number of
+//! requests and leases that wait and are not for spot leases, and nothing but new demand or a changed policy raises it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -116,7 +117,10 @@ impl Engine {
         match places {
             Some(places) if all_at <= Some(self.now) => {
                 for place in places {
-                    self.make_room_for(place.entitled, place.devices, plan);
+                    let devices = self.make_room_for(place.entitled, place.devices, plan);
+                    if devices.is_none() {
+                        break;
+                    }
                 }
             }
             Some(_) | None => {
@@ -149,6 +153,10 @@ impl Engine {
         }
         let coming = &mut plan.expected.coming;
         let devices = coming.choose(&self.pool, demand, may_have, &held);
+        if devices.len() < wanted {
+            // A victim could not be suspended any more: the snapshots of one before it took the room.
+            return None;
+        }
         coming.take(&self.pool, demand, &devices);
         Some(devices)
     }

@@ -2,8 +2,9 @@
 //!
 //! A lease goes on at workers that have its snapshots, or can get them, and needs all devices of a part at one of
 //! these. So room is made for each part at one worker: the one that has enough devices first, with those of spot
-//! leases that have run for long enough by then, and of these the one that lacks the fewest. The free devices there
-//! are held back, so that the lease gets them although others leave theirs later.
+//! leases that have run for long enough by then, and of these the one that lacks the fewest; at a later one if another
+//! part needs that worker (`assignment.rs`). The free devices there are held back, so that the lease gets them although
+//! others leave theirs later.
 //!
 //! Such a lease does not take the devices of other leases: these are leases, too, and had them before.
 
@@ -12,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
+use super::assignment::assign;
 use super::coming::Coming;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
 use super::waiting::WaitingPart;
@@ -125,20 +127,27 @@ impl Engine {
         parts: &'a [PartInNeed],
         expected: &Expected,
     ) -> Option<Vec<FirstPlace<'a>>> {
-        let mut workers = BTreeSet::new();
-        let places = parts.iter().map(|part| {
-            let left = part.places.iter().filter(|it| !workers.contains(it.0));
-            let possible = left.filter_map(|(worker, devices)| {
+        let possible = parts.iter().map(|part| {
+            let places = part.places.iter();
+            let possible = places.filter_map(|(worker, devices)| {
                 let (at, missing) = self.enough_at_place(&part.entitled, devices, expected)?;
-                Some((at, missing, worker, devices))
+                Some((at, missing, *worker))
             });
-            let first = possible.min_by_key(|(at, missing, worker, _)| (*at, *missing, **worker));
-            let (at, _, worker, devices) = first?;
-            workers.insert(*worker);
+            possible.collect::<BTreeSet<_>>()
+        });
+        let possible: Vec<_> = possible.collect();
+        let candidates = possible.iter().map(|places| {
+            let workers = places.iter().map(|(.., worker)| *worker);
+            workers.collect()
+        });
+        let workers = assign(&candidates.collect::<Vec<_>>())?.into_iter();
+        let assigned = workers.zip(parts).zip(&possible);
+        let places = assigned.map(|((worker, part), possible)| {
+            let (at, ..) = possible.iter().find(|(.., it)| *it == worker)?;
             Some(FirstPlace {
                 entitled: &part.entitled,
-                devices,
-                at,
+                devices: part.places.get(&worker)?,
+                at: *at,
             })
         });
         places.collect()

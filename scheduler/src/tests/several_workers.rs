@@ -86,7 +86,7 @@ fn ended_by_death(worker: u64) -> Vec<Command> {
 }
 
 /// The client learns that its lease was resumed, and waits for devices of both workers.
-fn waits_for_both() -> Command {
+pub(super) fn waits_for_both() -> Command {
     Command::Suspended {
         client: ClientId(1),
         lease: LeaseId(10),

@@ -1,7 +1,11 @@
 //! Spot leases, which come after all others and give their devices to any other request.
 
-use super::durable::{granted_exact, interrupted, keep, kept, moved, moved_to, restorable};
+use super::durable::{
+    granted_exact, interrupted, keep, kept, kept_parts, moved, moved_to, request_durable_of,
+    restorable,
+};
 use super::reclaim::reclaimed;
+use super::several_workers::{drop_part, keep_each_other, waits_for_both};
 use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
 use super::tenants::{attach_of, kinds, set_policy};
 use super::*;
@@ -212,6 +216,72 @@ fn a_spot_lease_makes_room_for_a_lost_lease() {
         ),
     ];
     check(steps);
+}
+
+/// Lease 10 has a part of 4 devices and one of 8, and waits as spot leases have all devices of worker 1, which has 4,
+/// and of worker 2, which has 8 and could make room for the part of 4 first in the second case.
+#[test]
+fn spot_leases_make_room_for_each_part_of_a_lease() {
+    let of_worker = |worker: u64| {
+        let count = if worker == 1 { 4 } else { 8 };
+        (0..count).map(move |index| (worker, index, exact(16)))
+    };
+    let both: Vec<_> = of_worker(1).chain(of_worker(2)).collect();
+    let spot_of = |number, devices| {
+        let demand = Demand {
+            is_spot: true,
+            ..demand_of(devices, Some("flex"))
+        };
+        request_for(2, number, demand)
+    };
+    let spot_at = |worker: u64| {
+        let devices: Vec<_> = of_worker(worker).collect();
+        let request = spot_of(worker + 1, u32::try_from(devices.len()).unwrap());
+        (request, vec![granted(2, worker + 1, &devices)])
+    };
+    let mut commands = vec![granted(1, 1, &both)];
+    commands.extend(keep_each_other(1, 2));
+    let start = [
+        (0, join(1, &vec![exact(16); 4]), vec![]),
+        (0, join(2, &vec![exact(16); 8]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (1, request_durable_of(12, 1, 1), commands),
+        (1, restorable(1, 10, true), vec![]),
+        (2, kept(1, &[(10, 1)]), vec![]),
+        (2, kept_parts(2, &[(10, 1, 2)]), vec![]),
+        (
+            3,
+            suspend(10),
+            vec![
+                end_and_keep(1, 10),
+                end_and_keep(2, 10),
+                drop_part(1, 1),
+                drop_part(2, 0),
+                suspended(1, 10),
+            ],
+        ),
+        (4, released(1, 10), vec![]),
+        (4, released(2, 10), vec![]),
+    ];
+    for [first, second] in [[1, 2], [2, 1]] {
+        let at = |worker: u64, now| {
+            let (request, commands) = spot_at(worker);
+            (now, request, commands)
+        };
+        let is_over = |lease| ended(2, lease, EndReason::Reclaimed);
+        let steps = [
+            at(first, 5),
+            at(second, 6),
+            (7, resume(10), vec![waits_for_both()]),
+            (
+                10_006,
+                tick(),
+                vec![end_lease(1, 20), is_over(20), end_lease(2, 30), is_over(30)],
+            ),
+        ];
+        check(start.clone().into_iter().chain(steps));
+    }
 }
 
 /// Tenant `a` may have one device.
