@@ -375,6 +375,12 @@ impl Lease {
         }
     }
 
+    /// Returns whether the lease runs, and may be suspended or end if its devices are needed.
+    pub(crate) fn is_interruptible(&self) -> bool {
+        let runs = self.standing == Standing::Running && self.rejoin_by.is_none();
+        runs && (self.durability.is_durable() || self.is_spot || self.may_end)
+    }
+
     /// Changes the standing. The client does not know it yet.
     pub(crate) fn set_standing(&mut self, standing: Standing) {
         (self.standing, self.is_standing_reported) = (standing, false);

@@ -94,14 +94,18 @@ impl Engine {
     /// Returns the leases that could make room for one of these requests if they are borrowed: for those with
     /// guarantees all, and for others those that have passed one of them, and spot leases.
     fn could_make_room_for(&self, entitled: &[Entitled]) -> Vec<(LeaseId, &Lease)> {
-        if entitled.iter().any(|it| it.by == Entitlement::Guarantee) {
-            return self.leases.iter().collect();
-        }
         let index = self.leases.index();
-        let passing = entitled.iter().flat_map(|it| index.passing(it.lease));
-        let candidates: BTreeSet<_> = passing.chain(index.spot()).collect();
-        let candidates = candidates.into_iter();
-        let known = candidates.filter_map(|id| Some((id, self.leases.get(id)?)));
+        let candidates: BTreeSet<_> =
+            match entitled.iter().any(|it| it.by == Entitlement::Guarantee) {
+                true => index.interruptible().collect(),
+                false => {
+                    let passing = entitled.iter().flat_map(|it| index.passing(it.lease));
+                    passing.chain(index.spot()).collect()
+                }
+            };
+        let known = candidates
+            .into_iter()
+            .filter_map(|id| Some((id, self.leases.get(id)?)));
         known.collect()
     }
 
@@ -111,12 +115,11 @@ impl Engine {
         if policy.guaranteed.is_empty() {
             return BTreeSet::new();
         }
-        let own = self.leases.iter().filter(|(_, lease)| {
-            lease.tenant.as_ref() == Some(tenant) && lease.counts() && !lease.is_spot
+        let own = self.leases.index().of_tenant(tenant).filter_map(|id| {
+            let lease = self.leases.get(id)?;
+            Some((lease.granted_at, id, lease))
         });
-        let mut own: Vec<_> = own
-            .map(|(id, lease)| (lease.granted_at, id, lease))
-            .collect();
+        let mut own: Vec<_> = own.collect();
         own.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
         let mut used = Amounts::default();
         let within = own.into_iter().filter(|(.., lease)| {
@@ -131,13 +134,12 @@ impl Engine {
 
     /// Returns how a lease that runs could give its devices to others, if it could.
     fn way_out_of(&self, id: LeaseId, lease: &Lease) -> Option<WayOut> {
-        let runs = lease.standing == Standing::Running && lease.rejoin_by.is_none();
         let is_attached = self.attached_owner(id).is_some();
         let from = lease.running_since + self.options.min_run_time;
         let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
         let may_end = lease.is_spot || lease.may_end;
         let (from, ends) = match (lease.durability.is_durable(), may_end) {
-            _ if !runs => return None,
+            _ if !lease.is_interruptible() => return None,
             (true, _) if can_suspend() => (from, false),
             (true, true) if is_attached => (from + SNAPSHOTS_WITHIN, true),
             (false, true) if is_attached => (from, true),

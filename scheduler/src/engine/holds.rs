@@ -21,6 +21,11 @@ use crate::pool::{DeviceClass, Pool};
 use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
+/// Largest number of requests within guarantees for which devices are held back or leases are suspended at once; others
+/// follow when these have got theirs. Each costs a walk over the devices that are coming and the leases that could make
+/// room, with each event.
+const MAX_GUARANTEED: usize = 64;
+
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
 /// theirs. Each costs a walk over the free devices and over all leases that could make room.
 const MAX_ENTITLED_BEFORE_SPOT: usize = 16;
@@ -222,7 +227,7 @@ impl Engine {
 
     /// Returns the requests that wait and are entitled to devices, in order.
     pub(super) fn entitled_requests(&self) -> Vec<Entitled> {
-        let guaranteed = self.queue.guaranteed().order.iter();
+        let guaranteed = self.queue.guaranteed().order.iter().take(MAX_GUARANTEED);
         let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
         let reserved = self.reservations();
         let reserved = reserved.map(|it| (it.lease, Entitlement::Reservation));

@@ -31,6 +31,7 @@ pub(super) struct Keys {
     /// Whether it is a spot lease that has devices or waits for some.
     is_spot: bool,
     is_reclaimed: bool,
+    is_interruptible: bool,
     /// The requests whose reservations it has passed, if it has devices.
     passed: BTreeSet<LeaseId>,
 }
@@ -71,6 +72,7 @@ impl Keys {
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
             is_spot: lease.is_spot && (lease.counts() || waits),
             is_reclaimed: lease.is_reclaimed,
+            is_interruptible: lease.is_interruptible(),
             passed: match lease.counts() {
                 true => lease.passed.clone(),
                 false => BTreeSet::new(),
@@ -95,12 +97,16 @@ pub(crate) struct LeaseIndex {
     held: BTreeMap<WorkerId, usize>,
     /// The leases that have passed the reservation of each request.
     passing: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
+    /// The leases that count as what each tenant has, without spot leases.
+    by_tenant: BTreeMap<TenantName, BTreeSet<LeaseId>>,
     used: BTreeMap<TenantName, Amounts>,
     /// What each tenant has in spot leases.
     used_for_spot: BTreeMap<TenantName, Amounts>,
     /// The spot leases that have devices or wait for some.
     spot: BTreeSet<LeaseId>,
     reclaimed: BTreeSet<LeaseId>,
+    /// The leases that run, and may be suspended or end if their devices are needed.
+    interruptible: BTreeSet<LeaseId>,
     /// The tenants of which `used` has changed since these were taken last.
     changed_tenants: BTreeSet<TenantName>,
     /// Rises whenever a tenant has something else than before, or leases have passed other reservations.
@@ -147,12 +153,19 @@ impl LeaseIndex {
         change(&mut self.unsettled, keys.is_unsettled);
         change(&mut self.spot, keys.is_spot);
         change(&mut self.reclaimed, keys.is_reclaimed);
+        change(&mut self.interruptible, keys.is_interruptible);
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
         if let Some(owner) = keys.owner {
             match is_added {
                 true => by_key::insert(&mut self.by_owner, owner, id),
                 false => by_key::remove(&mut self.by_owner, &owner, &id),
+            }
+        }
+        if let Some((tenant, _)) = keys.charge.as_ref().filter(|_| !keys.is_spot) {
+            match is_added {
+                true => by_key::insert(&mut self.by_tenant, tenant.clone(), id),
+                false => by_key::remove(&mut self.by_tenant, tenant, &id),
             }
         }
         for worker in &keys.workers {
@@ -223,6 +236,16 @@ impl LeaseIndex {
     /// Returns the times at which leases will have had devices for as long as they may, the earliest first.
     pub(crate) fn time_over(&self) -> impl Iterator<Item = (Timestamp, LeaseId)> {
         self.time_over.iter().copied()
+    }
+
+    /// Returns the leases that count as what a tenant has, without spot leases.
+    pub(crate) fn of_tenant(&self, tenant: &TenantName) -> impl Iterator<Item = LeaseId> {
+        self.by_tenant.get(tenant).into_iter().flatten().copied()
+    }
+
+    /// Returns the leases that run, and may be suspended or end if their devices are needed.
+    pub(crate) fn interruptible(&self) -> impl Iterator<Item = LeaseId> {
+        self.interruptible.iter().copied()
     }
 
     /// Returns whether there are leases whose tenant is not known yet.
