@@ -11,6 +11,7 @@ use super::victims::Borrowed;
 use crate::device::{DeviceSpec, Requirement};
 use crate::event::{DeviceRef, Suspender};
 use crate::lease::{Lease, Standing};
+use crate::reason::CannotMove;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
@@ -132,20 +133,25 @@ impl Engine {
         within.map(|(_, id, _)| id).collect()
     }
 
-    /// Returns how a lease that runs could give its devices to others, if it could.
+    /// Returns how a lease that runs could give its devices to others, if it could. One that has snapshots does not
+    /// end because these are out of reach for now: as a worker is away, or no worker that stays has room for them.
     fn way_out_of(&self, id: LeaseId, lease: &Lease) -> Option<WayOut> {
         let is_attached = self.attached_owner(id).is_some();
         let from = lease.running_since + self.options.min_run_time;
-        let can_suspend = || self.check_suspend(id, Suspender::Administrator).is_ok();
-        let may_end = lease.is_spot || lease.may_end;
-        let (from, ends) = match (lease.durability.is_durable(), may_end) {
-            _ if !lease.is_interruptible() => return None,
-            (true, _) if can_suspend() => (from, false),
-            (true, true) if is_attached => (from + SNAPSHOTS_WITHIN, true),
-            (false, true) if is_attached => (from, true),
-            _ => return None,
+        let may_end = is_attached && (lease.is_spot || lease.may_end);
+        if !lease.is_interruptible() {
+            return None;
+        }
+        let end_from = match self.check_suspend(id, Suspender::Administrator) {
+            Ok(()) => return Some(WayOut { from, ends: false }),
+            Err(CannotMove::NotDurable) => from,
+            Err(CannotMove::NotReplaceable | CannotMove::NotRestorable) => from + SNAPSHOTS_WITHIN,
+            Err(_) => return None,
         };
-        Some(WayOut { from, ends })
+        may_end.then_some(WayOut {
+            from: end_from,
+            ends: true,
+        })
     }
 
     /// Returns what devices must be like for leases to go on that wait and come before all requests.

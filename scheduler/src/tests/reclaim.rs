@@ -1,9 +1,11 @@
 //! Leases that are suspended for requests within other tenants' guarantees.
 
 use super::durable::moved;
+use super::several_workers::{drop_part, keep_each_other};
 use super::suspension::{end_and_keep, kept_by_worker_1, resume, suspend, waits_for};
 use super::tenants::{attach_of, kinds, queued_guaranteed, request_kind, set_policy};
 use super::*;
+use crate::reason::CannotMove;
 
 /// Client 1 has the only device since 1 ms, with snapshots; client 2 is of tenant `b`, which is guaranteed one.
 fn borrowed_by_client_1() -> Vec<Step> {
@@ -347,4 +349,82 @@ fn a_lease_within_a_guarantee_does_not_end_although_it_may() {
         (60_000, beat(1), vec![]),
     ];
     check(borrowed_and_may_end(15_000).into_iter().chain(steps));
+}
+
+/// Lease 10 of client 1, of tenant `a`, has a device each of two workers, which have its snapshots; client 2 is of
+/// tenant `b`, which is guaranteed a device.
+fn with_snapshots_at_two_workers(is_spot: bool) -> Vec<Step> {
+    let demand = Demand {
+        durability: Durability::Auto,
+        is_spot,
+        may_end: !is_spot,
+        ..demand_of(2, Some("flex"))
+    };
+    let mut commands = vec![granted(1, 1, &[(1, 0, exact(16)), (2, 0, exact(16))])];
+    commands.extend(keep_each_other(1, 2));
+    vec![
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, join(2, &[exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", guaranteed(1))]), vec![]),
+        (1, request_for(1, 1, demand), commands),
+        (1, durable::restorable(1, 10, true), vec![]),
+        (2, durable::kept(1, &[(10, 1)]), vec![]),
+        (2, durable::kept_parts(2, &[(10, 1, 2)]), vec![]),
+    ]
+}
+
+fn reclaimed_from_both() -> Command {
+    Command::Suspended {
+        client: ClientId(1),
+        lease: LeaseId(10),
+        waits_for: vec!["w1".into(), "w2".into()],
+        needs_all: true,
+        cause: Some(EndReason::Reclaimed),
+    }
+}
+
+/// Its snapshots are there again once the worker is.
+#[test]
+fn a_lease_with_snapshots_does_not_end_as_a_worker_is_away() {
+    for is_spot in [false, true] {
+        let steps = [
+            (80_000, beat(1), vec![]),
+            (80_000, worker_disconnected(1), vec![]),
+            (80_001, request_flex(2, 2), vec![queued_guaranteed(2, 2, 1)]),
+            (80_002, beat(2), vec![]),
+        ];
+        let start = with_snapshots_at_two_workers(is_spot);
+        let engine = check(start.into_iter().chain(steps));
+        assert_eq!(
+            engine.check_suspend(LeaseId(10), Suspender::Administrator),
+            Err(CannotMove::WorkerAway)
+        );
+    }
+}
+
+/// A worker has no room for them, or a keeper that had them restarts.
+#[test]
+fn a_lease_does_not_end_as_its_snapshots_have_no_holder() {
+    for is_spot in [false, true] {
+        let request = request_flex(2, 2);
+        let steps = [
+            (3, durable::kept(1, &[]), vec![]),
+            (80_001, request, vec![queued_guaranteed(2, 2, 1)]),
+            (
+                80_002,
+                durable::kept(1, &[(10, 1)]),
+                vec![
+                    end_and_keep(1, 10),
+                    end_and_keep(2, 10),
+                    drop_part(1, 1),
+                    drop_part(2, 0),
+                    reclaimed_from_both(),
+                ],
+            ),
+        ];
+        let start = with_snapshots_at_two_workers(is_spot);
+        check(start.into_iter().chain(steps));
+    }
 }

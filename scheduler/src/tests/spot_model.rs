@@ -4,6 +4,7 @@ use super::share_model::needs_of;
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::lease::Standing;
+use crate::reason::CannotMove;
 
 impl World {
     /// The engine has ended a lease that could not be suspended: it has run for long enough, and a request waits that
@@ -18,7 +19,12 @@ impl World {
         };
         assert!(lease.is_spot || lease.may_end, "{id} must not end");
         assert!(is_borrowed, "{id} is within the guarantee");
-        let least = least_run(lease.durability.is_durable());
+        // A durable one might have got snapshots.
+        let least = if lease.durability.is_durable() {
+            70_000
+        } else {
+            10_000
+        };
         assert!(
             self.now >= lease.running_since + least,
             "{id} has just begun"
@@ -37,11 +43,20 @@ impl World {
         assert!(is_for_request || is_for_lease, "{id} ends for nothing");
     }
 
+    /// Returns how long a lease runs in ms before it ends for others, if it may; `None` if it could be suspended, now
+    /// or once its snapshots can be reached again.
+    pub(super) fn ends_after(&self, id: LeaseId) -> Option<u64> {
+        match self.engine.check_suspend(id, Suspender::Administrator) {
+            Err(CannotMove::NotDurable) => Some(10_000),
+            Err(CannotMove::NotReplaceable | CannotMove::NotRestorable) => Some(70_000),
+            Ok(()) | Err(_) => None,
+        }
+    }
+
     /// Returns whether a lease that cannot be suspended has run for long enough to end for others.
     pub(super) fn may_end_now(&self, id: LeaseId, lease: &SimLease) -> bool {
-        let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
-        let may_end = lease.may_end && can_suspend.is_err();
-        may_end && self.has_run_for(id, lease, least_run(lease.durability.is_durable()))
+        let runs_for = self.ends_after(id);
+        lease.may_end && runs_for.is_some_and(|it| self.has_run_for(id, lease, it))
     }
 
     /// Returns whether a lease runs since so many milliseconds ago at least, and its client is attached.
@@ -201,16 +216,10 @@ impl World {
     /// Returns whether a lease is a spot lease that has run for long enough to be suspended, or else to end.
     fn is_spot_due(&self, id: LeaseId, lease: &SimLease) -> bool {
         let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
-        let awaits_snapshots = lease.durability.is_durable() && can_suspend.is_err();
-        lease.is_spot && self.has_run_for(id, lease, least_run(awaits_snapshots))
-    }
-}
-
-/// Returns for how long a lease runs at least, in milliseconds, before it makes room: a minute longer if it may get
-/// snapshots in that time.
-fn least_run(awaits_snapshots: bool) -> u64 {
-    match awaits_snapshots {
-        true => 70_000,
-        false => 10_000,
+        let runs_for = match can_suspend {
+            Ok(()) => Some(10_000),
+            Err(_) => self.ends_after(id),
+        };
+        lease.is_spot && runs_for.is_some_and(|it| self.has_run_for(id, lease, it))
     }
 }

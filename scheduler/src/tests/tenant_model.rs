@@ -556,7 +556,8 @@ impl World {
         let known = self.engine.leases().get(id);
         let is_running =
             known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
-        let may_end = (lease.is_spot || lease.may_end) && self.clients[lease.client].attached;
+        let ends = (lease.is_spot || lease.may_end) && self.ends_after(id).is_some();
+        let may_end = ends && self.clients[lease.client].attached;
         is_running && !lease.is_suspended && self.is_borrowed(id) && (can_suspend || may_end)
     }
 
