@@ -29,7 +29,7 @@ use crate::event::DeviceRef;
 use crate::options::RequestOrder;
 use crate::pool::DeviceClass;
 use crate::queue::{Arrival, QueuedRequest, Rank, TenantRequests};
-use crate::tenants::{Amounts, TenantLimit, TenantName};
+use crate::tenants::{Amounts, NOTHING, TenantLimit, TenantName};
 use crate::time::Timestamp;
 
 /// Devices for a request that waits, which later requests get only with leases that give them back.
@@ -251,7 +251,8 @@ impl Engine {
     }
 
     /// Returns the next request beyond guarantees of each tenant and shape, other than those for spot leases, the
-    /// first first; each with the place of its tenant.
+    /// first first; each with the place of its tenant. Spot leases do not count in that: otherwise one that is suspended
+    /// for a request could make another tenant the next, whose reservation keeps the request from the devices.
     pub(super) fn heads_in_order(&self) -> Vec<(Place, &TenantName, Rank, &Shape)> {
         let pool = self.pool.amounts();
         let mut tenants = BTreeMap::<(Place, &TenantName), BTreeMap<Rank, &Shape>>::new();
@@ -260,10 +261,11 @@ impl Engine {
             let Some((first, _)) = heads.first_key_value() else {
                 continue;
             };
-            let mut used = self.queue.guaranteed().with(self.used_by(tenant), tenant);
+            let used = self.used_without_spot(tenant);
+            let mut used = self.queue.guaranteed().with(&used, tenant);
             used.subtract(&self.passed_own(tenant, heads.keys()));
             used.add(&self.taken_for_reservations(tenant));
-            let share = self.shares(&pool).key(tenant, &used, self.spot_by(tenant));
+            let share = self.shares(&pool).key(tenant, &used, &NOTHING);
             tenants.insert(((share, first.number), tenant), heads);
         }
         let heads = tenants.into_iter().flat_map(|((place, tenant), heads)| {
@@ -288,7 +290,7 @@ impl Engine {
         let mut taken = Amounts::default();
         for id in self.leases.index().reclaimed() {
             let lease = self.leases.get(id);
-            let lease = lease.filter(|it| it.tenant.as_ref() == Some(tenant));
+            let lease = lease.filter(|it| it.tenant.as_ref() == Some(tenant) && !it.is_spot);
             if let Some(lease) = lease
                 && lease.passed.iter().any(|it| self.queue.get(*it).is_some())
             {
@@ -298,7 +300,7 @@ impl Engine {
         taken
     }
 
-    /// Returns what a tenant has that passed one of these requests of its own.
+    /// Returns what a tenant has that passed one of these requests of its own, without spot leases.
     fn passed_own<'a>(
         &self,
         tenant: &TenantName,
@@ -308,7 +310,7 @@ impl Engine {
         let passing: BTreeSet<_> = passing.collect();
         let mut has = Amounts::default();
         for lease in passing.into_iter().filter_map(|id| self.leases.get(id)) {
-            if lease.tenant.as_ref() == Some(tenant) {
+            if lease.tenant.as_ref() == Some(tenant) && !lease.is_spot {
                 has.add(&lease.charge);
             }
         }

@@ -81,7 +81,11 @@ impl World {
     /// reservations.
     fn reservation_order(&self) -> Vec<usize> {
         let order = self.expected_order();
+        // Spot leases do not count.
         let mut used = self.engine.used_by_tenants().clone();
+        for (tenant, spot) in self.engine.used_for_spot() {
+            used.get_mut(tenant).unwrap().subtract(spot);
+        }
         let (guaranteed, rest): (Vec<_>, Vec<_>) = order.into_iter().partition(|(_, it)| *it);
         for (index, _) in guaranteed {
             self.add_guaranteed_to(&mut used, index);
@@ -105,12 +109,12 @@ impl World {
             for (_, lease) in self.engine.leases().iter() {
                 let mut passed = self.waiting.iter().map(|it| it.lease);
                 let is_own = lease.tenant.as_ref() == Some(&tenant) && lease.is_reclaimed;
+                let is_own = is_own && !lease.is_spot;
                 if is_own && passed.any(|it| lease.passed.contains(&it)) {
                     of_tenant.add(&lease.charge);
                 }
             }
-            let spot = self.engine.used_for_spot();
-            let share = self.share(&used, spot, &pool, &tenant);
+            let share = self.share(&used, &BTreeMap::new(), &pool, &tenant);
             ordered.push((share, first, own));
         }
         ordered.sort_by(|one, other| one.partial_cmp(other).unwrap());
@@ -130,6 +134,7 @@ impl World {
         for (_, lease) in self.engine.leases().iter() {
             let mut heads = heads.values();
             let is_own = lease.tenant.as_ref() == Some(tenant) && lease.counts();
+            let is_own = is_own && !lease.is_spot;
             if is_own && heads.any(|head| lease.passed.contains(head)) {
                 passed.add(&lease.charge);
             }
