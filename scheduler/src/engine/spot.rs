@@ -197,7 +197,10 @@ impl Engine {
         for place in places {
             free.extend(self.count_on(place.entitled, place.devices, &mut expected)?);
         }
-        free.retain(|it| self.pool.is_free(*it) || self.pool.is_shared(*it));
+        // What others hold back of a shared device comes first: they may be about to get it.
+        let is_shared =
+            |it: DeviceRef| self.pool.is_shared(it) && self.pool.is_held_for_none_but(id, it);
+        free.retain(|it| self.pool.is_free(*it) || is_shared(*it));
         Some(free)
     }
 }

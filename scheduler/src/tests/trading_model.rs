@@ -6,7 +6,8 @@
 //!
 //! A request may get the devices that a lease has left for another one, for example if it is within a guarantee only
 //! since that lease was suspended. Then there is one request less that waits, and one that leases may make room for
-//! again: the potential stays.
+//! again: the potential stays. And a request that comes first may hold such devices back, once there will be enough for
+//! it. Each request may do so once: if it did so again and again, others would make room for ever.
 //!
 //! Each time that the engine suspends leases, or ends them, for something that waits, the potential falls: a request
 //! gets room, and its victims, which wait now, count in the second number only; or a lease gets room, and its victims
@@ -34,6 +35,8 @@ pub(super) struct Trades {
     requests: BTreeSet<LeaseId>,
     /// How many requests may have got room that was made for others which still wait.
     overtaken: usize,
+    /// How often requests that wait may have held back room that was made for others.
+    held_up: usize,
     /// As it was after the last event.
     potential: (usize, usize),
 }
@@ -129,6 +132,7 @@ impl Trades {
             *self = Self::default();
         }
         let has_made_room = !made_room.is_empty();
+        let waited = self.requests.len();
         let mut newly = BTreeSet::new();
         for (victim, by) in made_room {
             let is_mutual = self.made_room.contains(&(by, victim));
@@ -155,10 +159,14 @@ impl Trades {
             potential <= before,
             "the potential rises from {before:?} to {potential:?}"
         );
-        assert!(
-            !has_made_room || potential < before,
-            "leases make room, and the potential stays {before:?}"
-        );
+        if has_made_room && potential == before {
+            self.held_up += 1;
+            let others = waited.saturating_sub(newly.len());
+            assert!(
+                self.held_up <= others,
+                "leases make room, and the potential stays {before:?}"
+            );
+        }
     }
 }
 
@@ -376,9 +384,9 @@ fn a_lease_that_takes_the_place_of_another_is_found() {
 }
 
 #[test]
-#[should_panic(expected = "the potential stays (1, 0)")]
+#[should_panic(expected = "the potential stays (0, 0)")]
 fn leases_that_make_room_for_a_request_in_vain_are_found() {
-    check_steps(&[(&[(1, 8)], &[8, 9], &[]), (&[(2, 8)], &[8, 9], &[])]);
+    check_steps(&[(&[(1, 8)], &[8], &[]), (&[(2, 8)], &[8], &[])]);
 }
 
 #[test]
@@ -393,6 +401,18 @@ fn a_request_may_get_the_room_that_was_made_for_another_one() {
         (&[], &[8, 9], &[]),
         (&[(1, 8)], &[8], &[1]),
         (&[(2, 8)], &[8], &[1]),
+    ]);
+}
+
+#[test]
+#[should_panic(expected = "the potential stays (1, 0)")]
+fn a_request_that_holds_back_the_room_of_another_again_is_found() {
+    // Leases 1, 2 and 3 make room for request 8, and request 9 comes first each time.
+    check_steps(&[
+        (&[], &[8, 9], &[]),
+        (&[(1, 8)], &[8, 9], &[]),
+        (&[(2, 8)], &[8, 9], &[]),
+        (&[(3, 8)], &[8, 9], &[]),
     ]);
 }
 
