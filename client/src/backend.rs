@@ -11,7 +11,7 @@ use std::{
 
 use burn_backend::{
     BoolStore, DType, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings, ExecutionError, Shape,
-    TensorData,
+    TensorData, distributed::ReduceOperation,
 };
 use burn_ir::{
     AllReduceOpIr, DeviceIdIr, DistributedOperationIr, GraphBindings, GraphId, OperationIr,
@@ -25,6 +25,7 @@ use burn_router::{
 use burn_std::future::DynFut;
 use dashmap::DashMap;
 use std::sync::LazyLock;
+use tensord_proto::collective_op::AllReduce;
 use tensord_session::{Answer, Capability};
 
 use crate::session::{Session, closed};
@@ -236,7 +237,7 @@ impl TensordClient {
 impl TensordClient {
     /// Records an all-reduce, with lease ranks in place of Burn's device numbers, which are
     /// local to this process. Poisons the output if a device belongs to another lease.
-    fn all_reduce(&self, mut op: AllReduceOpIr) {
+    fn all_reduce(&self, op: AllReduceOpIr) {
         let mut lease_ranks = Vec::with_capacity(op.device_ids.len());
         for id in &op.device_ids {
             match self.lease_rank(*id) {
@@ -251,13 +252,13 @@ impl TensordClient {
             }
         }
         lease_ranks.sort_unstable();
-        let id = |lease_rank: &u32| DeviceIdIr {
-            type_id: 0,
-            index_id: *lease_rank as u16,
+        let op = AllReduce {
+            tensor: op.tensor,
+            out: op.out,
+            mean: op.op == ReduceOperation::Mean,
+            lease_ranks,
         };
-        op.device_ids = lease_ranks.iter().map(id).collect();
-        let now = Instant::now();
-        self.0.session.record_all_reduce(op, &lease_ranks, now);
+        self.0.session.record_all_reduce(op, Instant::now());
     }
 
     /// Returns the lease rank of the device that Burn knows by `id`, or the text of an error

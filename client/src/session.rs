@@ -31,10 +31,11 @@ use std::{
 };
 
 use burn_backend::{DType, ExecutionError, TensorData};
-use burn_ir::{AllReduceOpIr, DistributedOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     bulk::shared,
+    collective_op::{AllReduce, CollectiveOp},
     content::hash,
     ids::SessionId,
     v1::{Close, Seed, frame::Body},
@@ -132,12 +133,11 @@ impl Session {
         self.record_in(self.lock(), |state| state.record_op(op));
     }
 
-    /// Records an all-reduce of `group`, whose lease ranks are ascending, as
-    /// [`record`](Self::record) does.
-    pub(crate) fn record_all_reduce(&self, op: AllReduceOpIr, group: &[u32], now: Instant) {
-        let op = OperationIr::Distributed(DistributedOperationIr::AllReduce(op));
+    /// Records an all-reduce, whose lease ranks are ascending, as [`record`](Self::record) does.
+    pub(crate) fn record_all_reduce(&self, op: AllReduce, now: Instant) {
         let mut state = self.lock();
-        state.before_all_reduce(group, now);
+        state.before_all_reduce(&op.lease_ranks, now);
+        let op = CollectiveOp::AllReduce(op).into();
         self.record_in(state, |state| state.record_op(op));
     }
 

@@ -15,6 +15,7 @@
 //! - `aligned` (feature `ir`): memory that Burn uses without a copy.
 //! - `bulk` (feature `ir`): tensor bytes split for the wire.
 //! - `content` (feature `ir`): where the bytes of uploads are.
+//! - `collective_op` (feature `ir`): the ops of collectives in Burn's IR.
 //! - `codec` (feature `ir`): ops, tensor types and tensors to bytes and back.
 
 pub mod credential;
@@ -32,6 +33,8 @@ pub mod aligned;
 pub mod bulk;
 #[cfg(feature = "ir")]
 pub mod codec;
+#[cfg(feature = "ir")]
+pub mod collective_op;
 #[cfg(feature = "ir")]
 pub mod content;
 

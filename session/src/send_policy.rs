@@ -20,8 +20,9 @@
 
 use std::time::Duration;
 
-use burn_ir::{DistributedOperationIr, OperationIr};
+use burn_ir::OperationIr;
 use tensord_channel::Look;
+use tensord_proto::collective_op::CollectiveOp;
 
 /// Number of recorded items from which they are sent without delay. Fewer wait for more.
 pub const EAGER_OPS: usize = 512;
@@ -200,13 +201,10 @@ impl SendPolicy {
 }
 
 /// Returns whether `op` must not wait for more: other ranks wait for the all-reduces that end
-/// with a `SyncCollective`.
+/// with a [`CollectiveOp::Sync`].
 #[inline]
 pub(super) fn is_urgent(op: &OperationIr) -> bool {
-    matches!(
-        op,
-        OperationIr::Distributed(DistributedOperationIr::SyncCollective)
-    )
+    matches!(CollectiveOp::of(op), Some(CollectiveOp::Sync))
 }
 
 #[cfg(test)]
@@ -387,8 +385,7 @@ mod tests {
 
     #[test]
     fn end_of_a_series_of_all_reduces_is_urgent() {
-        let sync = DistributedOperationIr::SyncCollective;
-        assert!(is_urgent(&OperationIr::Distributed(sync)));
+        assert!(is_urgent(&CollectiveOp::Sync.into()));
     }
 
     /// A session whose worker takes all frames at once, and its driver.

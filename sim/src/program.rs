@@ -2,14 +2,15 @@
 
 use std::{ops::Range, time::Instant};
 
-use burn_backend::{DType, Distribution, Shape, TensorData, distributed::ReduceOperation};
+use burn_backend::{DType, Distribution, Shape, TensorData};
 use burn_ir::{
-    AllReduceOpIr, BaseOperationIr, BinaryOpIr, DeviceIdIr, FlipOpIr, FloatOperationIr, MatmulOpIr,
-    NumericOperationIr, OperationIr, RandomOpIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, SliceOpIr,
-    SwapDimsOpIr, TensorId, TensorIr, TensorStatus,
+    BaseOperationIr, BinaryOpIr, FlipOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr,
+    OperationIr, RandomOpIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, SliceOpIr, SwapDimsOpIr,
+    TensorId, TensorIr, TensorStatus,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tensord_client::testing::{PendingSync, PendingValue, SimulatedSession};
+use tensord_proto::collective_op::AllReduce;
 
 /// Columns of all tensors before any is transposed.
 const COLUMNS: usize = 16;
@@ -50,7 +51,7 @@ enum Step {
     AllReduce {
         rows: usize,
         group: Vec<u32>,
-        op: ReduceOperation,
+        mean: bool,
     },
     /// A new tensor goes to another device. The number is different for each transfer.
     Offer {
@@ -190,13 +191,10 @@ impl Program {
                 false => vec![first as u32, second as u32],
             };
             group.sort_unstable();
-            let op = match rng.random_bool(0.5) {
-                true => ReduceOperation::Mean,
-                false => ReduceOperation::Sum,
-            };
+            let mean = rng.random_bool(0.5);
             for &rank in &group {
                 let group = group.clone();
-                steps[rank as usize].push(Step::AllReduce { rows, group, op });
+                steps[rank as usize].push(Step::AllReduce { rows, group, mean });
             }
         }
         Self(steps)
@@ -306,20 +304,16 @@ impl<'a> Run<'a> {
                 let random = random(session, *rows);
                 self.tensors.push(random);
             }
-            Step::AllReduce { rows, group, op } => {
+            Step::AllReduce { rows, group, mean } => {
                 let tensor = used_up(random(session, *rows));
                 let out = out(session, *rows, COLUMNS);
-                let id = |rank: &u32| DeviceIdIr {
-                    type_id: 0,
-                    index_id: *rank as u16,
-                };
-                let reduce = AllReduceOpIr {
+                let reduce = AllReduce {
                     tensor,
                     out: out.clone(),
-                    op: *op,
-                    device_ids: group.iter().map(id).collect(),
+                    mean: *mean,
+                    lease_ranks: group.clone(),
                 };
-                session.all_reduce(reduce, group, now);
+                session.all_reduce(reduce, now);
                 self.tensors.push(made(out));
             }
             Step::Offer { rows, to, number } => {

@@ -36,8 +36,8 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-use burn_ir::{CustomOpIr, DistributedOperationIr, OperationIr, TensorIr};
-use tensord_proto::v1::FaultKind;
+use burn_ir::{CustomOpIr, OperationIr, TensorIr};
+use tensord_proto::{collective_op::CollectiveOp, v1::FaultKind};
 
 use self::rules::{Kind, check_same_as_input, check_volume, unsupported};
 
@@ -76,7 +76,7 @@ pub(crate) fn check(op: &OperationIr) -> OpCheckResult {
         OperationIr::Custom(op) => custom(op),
         // A drop computes nothing.
         OperationIr::Drop(_) => Ok(0),
-        OperationIr::Distributed(op) => distributed(op),
+        OperationIr::Distributed(_) => collective(op),
         OperationIr::Activation(op) => activation::check(op),
     }
 }
@@ -101,12 +101,12 @@ fn custom(op: &CustomOpIr) -> OpCheckResult {
     Ok(0)
 }
 
-fn distributed(op: &DistributedOperationIr) -> OpCheckResult {
-    match op {
-        DistributedOperationIr::AllReduce(op) => {
+fn collective(op: &OperationIr) -> OpCheckResult {
+    match CollectiveOp::of(op) {
+        Some(CollectiveOp::AllReduce(op)) => {
             Kind::Float.of(&op.tensor)?;
             check_same_as_input(&op.out, &op.tensor)
         }
-        DistributedOperationIr::SyncCollective => Ok(0),
+        Some(CollectiveOp::Sync) | None => Ok(0),
     }
 }

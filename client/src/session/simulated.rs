@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Instant};
 
 use burn_backend::{ExecutionError, TensorData};
-use burn_ir::{AllReduceOpIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
+    collective_op::AllReduce,
     ids::SessionId,
     v1::{Open, Opened, RestorePoint},
 };
@@ -76,9 +77,9 @@ impl SimulatedSession {
         (0..devices as u32).map(session).collect()
     }
 
-    /// Records an all-reduce of the sessions `group`, whose indices are ascending.
-    pub fn all_reduce(&self, op: AllReduceOpIr, group: &[u32], now: Instant) {
-        self.session.record_all_reduce(op, group, now);
+    /// Records an all-reduce of sessions, whose indices are ascending.
+    pub fn all_reduce(&self, op: AllReduce, now: Instant) {
+        self.session.record_all_reduce(op, now);
     }
 
     /// Offers a tensor to the session `to`, which takes it with the same `capability`.

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use burn_backend::{BoolStore, DType, Shape};
 use burn_ir::{
-    BaseOperationIr, DequantizeOpIr, DeviceIdIr, DistributedOperationIr, FloatOperationIr,
-    InitOperationIr, NumericOperationIr, OperationIr, QuantizationParametersIr, QuantizeOpIr,
-    TensorId, TensorIr, TensorStatus,
+    BaseOperationIr, DequantizeOpIr, FloatOperationIr, InitOperationIr, NumericOperationIr,
+    OperationIr, QuantizationParametersIr, QuantizeOpIr, TensorId, TensorIr, TensorStatus,
 };
 use burn_std::quantization::QuantScheme;
-use tensord_proto::codec::OpName;
+use tensord_proto::{
+    codec::OpName,
+    collective_op::{AllReduce, CollectiveOp},
+};
 use tensord_worker::testing::sample_ops;
 
 /// Variants that are always refused. No client sends them; the last one is missing in Flex,
@@ -37,12 +39,13 @@ impl Default for Templates {
     fn default() -> Self {
         let mut ops = sample_ops();
         for op in &mut ops {
-            let device = DeviceIdIr {
-                type_id: 0,
-                index_id: 0,
-            };
-            if let OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) = op {
-                op.device_ids = vec![device];
+            if let Some(CollectiveOp::AllReduce(reduce)) = CollectiveOp::of(op) {
+                let lease_ranks = vec![0];
+                *op = CollectiveOp::AllReduce(AllReduce {
+                    lease_ranks,
+                    ..reduce
+                })
+                .into();
             }
         }
         let others: Vec<_> = ops.iter().flat_map(elsewhere).collect();

@@ -11,11 +11,12 @@ mod streams;
 
 use burn_backend::{Distribution, Shape, quantization::QuantScheme};
 use burn_ir::{
-    BinaryOpIr, DistributedOperationIr, FloatOperationIr, InitOperationIr, NumericOperationIr,
-    OperationIr, RandomOpIr, TensorId,
+    BinaryOpIr, FloatOperationIr, InitOperationIr, NumericOperationIr, OperationIr, RandomOpIr,
+    TensorId,
 };
 
 use super::*;
+use crate::collective_op::CollectiveOp;
 
 fn tensor(id: u64) -> TensorIr {
     TensorIr::uninit(TensorId::new(id), Shape::new([2, 3]), DType::F32)
@@ -115,7 +116,7 @@ fn names_are_short() {
     let out = tensor(1);
     let others = [
         OperationIr::NumericFloat(DType::QFloat(QuantScheme::default()), sum),
-        OperationIr::Distributed(DistributedOperationIr::SyncCollective),
+        CollectiveOp::Sync.into(),
         OperationIr::Init(InitOperationIr { out }),
     ];
     let names = others.each_ref().map(named);

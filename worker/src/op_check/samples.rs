@@ -6,10 +6,9 @@ mod modules;
 
 use std::cell::Cell;
 
-use burn_backend::{
-    BoolStore, DType, Distribution, Slice, distributed::ReduceOperation, tensor::IndexingUpdateOp,
-};
+use burn_backend::{BoolStore, DType, Distribution, Slice, tensor::IndexingUpdateOp};
 use burn_ir::*;
+use tensord_proto::collective_op::{AllReduce, CollectiveOp};
 
 pub(super) const BOOL: DType = DType::Bool(BoolStore::Native);
 
@@ -90,12 +89,14 @@ pub(crate) fn ops() -> Vec<OperationIr> {
     let custom = CustomOpIr::new("swish", &[float([3])], &[as_output(float([3]))]);
     ops.push(OperationIr::Custom(custom));
     ops.push(OperationIr::Drop(float([3])));
-    let reduced = AllReduceOpIr::create(float([3]), ReduceOperation::Sum, Vec::new(), id);
-    let reduced = DistributedOperationIr::AllReduce(reduced);
-    ops.push(OperationIr::Distributed(reduced));
-    ops.push(OperationIr::Distributed(
-        DistributedOperationIr::SyncCollective,
-    ));
+    let reduced = AllReduce {
+        tensor: float([3]),
+        out: as_output(float([3])),
+        mean: false,
+        lease_ranks: Vec::new(),
+    };
+    ops.push(CollectiveOp::AllReduce(reduced).into());
+    ops.push(CollectiveOp::Sync.into());
     ops
 }
 

@@ -38,14 +38,17 @@ mod work;
 
 use std::{sync::Arc, time::Instant};
 
-use burn_ir::{DistributedOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
-use tensord_proto::{codec::CodecError, v1::Mark};
+use tensord_proto::{
+    codec::CodecError,
+    collective_op::{AllReduce, CollectiveOp},
+    v1::Mark,
+};
 
 #[cfg(feature = "testing")]
 pub(crate) use self::outcome::RecordedOutcome;
 use self::{
-    all_reduce_order::all_reduce,
     collectives::Collectives,
     deferred::Deferred,
     interpreter::Interpreter,
@@ -220,7 +223,7 @@ impl Runner {
                 self.upload(&init.out)?
             }
             _ if self.deferred.is_empty()
-                && all_reduce(&op).is_none()
+                && !AllReduce::is(&op)
                 && !self.interpreter.tensors.must_wait(&op) =>
             {
                 self.interpreter.current.set(number);
@@ -310,20 +313,18 @@ impl Runner {
     }
 
     fn run_op(&mut self, op: Box<OperationIr>) {
-        let OperationIr::Distributed(distributed) = &*op else {
-            return self.interpreter.run(op);
-        };
-        match distributed {
-            DistributedOperationIr::AllReduce(reduce) => {
+        match CollectiveOp::of(&op) {
+            None => self.interpreter.run(op),
+            Some(CollectiveOp::AllReduce(reduce)) => {
                 let settled = self
                     .collectives
-                    .all_reduce(&mut self.interpreter, &op, reduce);
+                    .all_reduce(&mut self.interpreter, &op, &reduce);
                 if let Some(id) = settled {
                     self.on_settled(id);
                 }
             }
             // Work that needs a result waits for the result, not for this op.
-            DistributedOperationIr::SyncCollective => {
+            Some(CollectiveOp::Sync) => {
                 self.collectives.flush();
                 self.interpreter.outcome.record_executed();
             }
@@ -456,7 +457,7 @@ impl Runner {
     fn must_begin_after(&self, task: &Task) -> Option<TensorId> {
         match &task.kind {
             TaskKind::Op(op) => {
-                all_reduce(op).and_then(|op| self.collectives.preceding_unstarted(op))
+                AllReduce::of(op).and_then(|op| self.collectives.preceding_unstarted(&op))
             }
             TaskKind::Other(_) => None,
         }

@@ -7,10 +7,11 @@ use std::{sync::Arc, time::Duration};
 
 use burn_backend::TensorData;
 use burn_flex::{Flex, FlexDevice};
-use burn_ir::{OperationIr, TensorIr};
+use burn_ir::TensorIr;
 use bytes::Bytes;
 use tensord_proto::{
     codec::OpName,
+    collective_op::CollectiveOp,
     ids::WorkerId,
     v1::{self, FaultKind},
 };
@@ -144,7 +145,7 @@ impl StandaloneSession {
     pub fn step(&mut self) -> Result<StepOutcome, String> {
         let next = self.runner.next_planned();
         let next = next.map(|op| {
-            let is_late = matches!(op, OperationIr::Distributed(_));
+            let is_late = CollectiveOp::of(op).is_some();
             let outputs: Vec<TensorIr> = op.outputs().cloned().collect();
             (OpName::of(op), outputs, is_late)
         });
@@ -267,8 +268,8 @@ impl StandaloneSession {
 mod tests {
     use burn_backend::{BoolStore, DType};
     use burn_ir::{
-        BaseOperationIr, InitOperationIr, NumericOperationIr, ReduceDimOpIr, SelectOpIr, TensorId,
-        TensorStatus,
+        BaseOperationIr, InitOperationIr, NumericOperationIr, OperationIr, ReduceDimOpIr,
+        SelectOpIr, TensorId, TensorStatus,
     };
     use prost::Message as _;
     use tensord_proto::{

@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
-use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr, OperationIr, TensorId};
-use tensord_proto::codec::DecodedOps;
+use burn_ir::TensorId;
+use tensord_proto::{codec::DecodedOps, collective_op::AllReduce};
 
 /// The state of an all-reduce that was begun before its turn.
 #[derive(Debug)]
@@ -17,19 +17,11 @@ pub(super) enum EarlyAllReduce {
     Invalid(String),
 }
 
-/// Returns `op` as an all-reduce, if it is one.
-pub(super) fn all_reduce(op: &OperationIr) -> Option<&AllReduceOpIr> {
-    match op {
-        OperationIr::Distributed(DistributedOperationIr::AllReduce(op)) => Some(op),
-        _ => None,
-    }
-}
-
 /// All-reduces that are decoded and whose turn has not come.
 #[derive(Default)]
 pub(super) struct AllReduceOrder {
     /// All-reduces that have not begun, in order, by group.
-    decoded: HashMap<Vec<DeviceIdIr>, VecDeque<AllReduceOpIr>>,
+    decoded: HashMap<Vec<u32>, VecDeque<AllReduce>>,
     /// All-reduces that have begun, by output.
     early: HashMap<TensorId, EarlyAllReduce>,
 }
@@ -37,9 +29,9 @@ pub(super) struct AllReduceOrder {
 impl AllReduceOrder {
     /// Records the all-reduces among `ops`, which were just decoded.
     pub(super) fn record(&mut self, ops: &DecodedOps) {
-        for op in ops.iter().filter_map(|op| all_reduce(op)) {
-            let group = self.decoded.entry(op.device_ids.clone()).or_default();
-            group.push_back(op.clone());
+        for op in ops.iter().filter_map(|op| AllReduce::of(op)) {
+            let group = self.decoded.entry(op.lease_ranks.clone()).or_default();
+            group.push_back(op);
         }
     }
 
@@ -48,8 +40,8 @@ impl AllReduceOrder {
     /// already chosen by this call; when it returns `false`, the rest of the group stays.
     pub(super) fn take_ready(
         &mut self,
-        may_begin: impl Fn(&AllReduceOpIr, usize) -> bool,
-    ) -> Vec<AllReduceOpIr> {
+        may_begin: impl Fn(&AllReduce, usize) -> bool,
+    ) -> Vec<AllReduce> {
         let mut ready = Vec::new();
         if self.decoded.is_empty() {
             return ready;
@@ -67,11 +59,11 @@ impl AllReduceOrder {
 
     /// Removes `op` from the head of its group, at its turn. Returns `false` if another
     /// all-reduce or none is at the head, as when `op` has begun before.
-    pub(super) fn take_next(&mut self, op: &AllReduceOpIr) -> bool {
-        let Entry::Occupied(mut group) = self.decoded.entry(op.device_ids.clone()) else {
+    pub(super) fn take_next(&mut self, op: &AllReduce) -> bool {
+        let Entry::Occupied(mut group) = self.decoded.entry(op.lease_ranks.clone()) else {
             return false;
         };
-        let is_next = |next: &mut AllReduceOpIr| next.out.id == op.out.id;
+        let is_next = |next: &mut AllReduce| next.out.id == op.out.id;
         let taken = group.get_mut().pop_front_if(is_next).is_some();
         if taken && group.get().is_empty() {
             group.remove();
@@ -81,8 +73,8 @@ impl AllReduceOrder {
 
     /// Returns the output of the all-reduce of the same group that must begin just before
     /// `op`, or `None` if every all-reduce before `op` in the group has begun.
-    pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
-        let group = self.decoded.get(&op.device_ids)?;
+    pub(super) fn preceding_unstarted(&self, op: &AllReduce) -> Option<TensorId> {
+        let group = self.decoded.get(&op.lease_ranks)?;
         let at = group.iter().position(|one| one.out.id == op.out.id)?;
         Some(group.get(at.checked_sub(1)?)?.out.id)
     }

@@ -8,12 +8,13 @@
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
-use burn_backend::{AllocationProperty, ExecutionError, TensorData, distributed::ReduceOperation};
-use burn_ir::{AllReduceOpIr, OperationIr, TensorId, TensorIr};
+use burn_backend::{AllocationProperty, ExecutionError, TensorData};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_proto::{
     bulk::shared,
     codec::{DecodedOps, tensor_bytes},
+    collective_op::AllReduce,
     v1::{Fault, FaultKind},
 };
 
@@ -42,9 +43,8 @@ pub(crate) struct LeaseMembership {
 
 impl LeaseMembership {
     /// Returns the group of `op`, or why it is not valid.
-    fn members(&self, op: &AllReduceOpIr) -> Result<Members, String> {
-        let lease_ranks = op.device_ids.iter().map(|id| u32::from(id.index_id));
-        let members = Members::new(lease_ranks.collect(), &self.lease_members)?;
+    fn members(&self, op: &AllReduce) -> Result<Members, String> {
+        let members = Members::new(op.lease_ranks.clone(), &self.lease_members)?;
         match members.rank(self.lease_rank) {
             Some(_) => Ok(members),
             None => {
@@ -111,7 +111,7 @@ impl Collectives {
 
     /// Returns the output of the all-reduce that must begin just before `op`; see
     /// [`AllReduceOrder::preceding_unstarted`].
-    pub(super) fn preceding_unstarted(&self, op: &AllReduceOpIr) -> Option<TensorId> {
+    pub(super) fn preceding_unstarted(&self, op: &AllReduce) -> Option<TensorId> {
         self.order.preceding_unstarted(op)
     }
 
@@ -127,7 +127,7 @@ impl Collectives {
         }
     }
 
-    fn begin(&mut self, interpreter: &mut Interpreter, op: &AllReduceOpIr) {
+    fn begin(&mut self, interpreter: &mut Interpreter, op: &AllReduce) {
         let state = match self.membership.members(op) {
             Ok(members) => EarlyAllReduce::Ticket(self.call(interpreter, op, members)),
             Err(reason) => EarlyAllReduce::Invalid(reason),
@@ -138,14 +138,14 @@ impl Collectives {
     /// Creates the request for an all-reduce, with the tensor's value or the fault that
     /// it has instead: the other ranks need one of the two, or they would wait. Returns
     /// the ticket.
-    fn call(&mut self, interpreter: &mut Interpreter, op: &AllReduceOpIr, members: Members) -> u64 {
+    fn call(&mut self, interpreter: &mut Interpreter, op: &AllReduce, members: Members) -> u64 {
         let context = interpreter.current.context("Distributed.AllReduce");
         let checked = interpreter.tensors.check(&op.tensor);
         let checked = checked.map_err(|refusal| context.fault_for(refusal));
         let (shape, dtype) = (op.tensor.shape.clone(), op.tensor.dtype);
         let bytes = tensor_bytes(&shape, dtype).unwrap_or(0);
         let ticket = self.in_flight.add(None, context.clone());
-        let mean = op.op == ReduceOperation::Mean;
+        let mean = op.mean;
         let read = checked.and_then(|()| interpreter.read_for_peer(&op.tensor, false, &context));
         let request = request_with_value(read, context, move |value| {
             let (shape, dtype, bytes, fault) = match value {
@@ -176,7 +176,7 @@ impl Collectives {
         &mut self,
         interpreter: &mut Interpreter,
         op: &OperationIr,
-        reduce: &AllReduceOpIr,
+        reduce: &AllReduce,
     ) -> Option<TensorId> {
         if self.order.take_next(reduce) {
             self.begin(interpreter, reduce);

@@ -1,7 +1,6 @@
 //! All-reduces and transfers in a session's op stream. The test itself is the other rank.
 
-use burn_backend::distributed::ReduceOperation;
-use burn_ir::{AllReduceOpIr, DeviceIdIr, DistributedOperationIr};
+use tensord_proto::collective_op::{AllReduce, CollectiveOp};
 
 use super::*;
 use crate::collective::{
@@ -57,20 +56,19 @@ impl OtherRank {
     }
 }
 
-fn all_reduce(input: TensorIr, out: u64, lease_ranks: &[u16]) -> OperationIr {
-    let id = |lease_rank: &u16| DeviceIdIr {
-        type_id: 0,
-        index_id: *lease_rank,
-    };
-    OperationIr::Distributed(DistributedOperationIr::AllReduce(AllReduceOpIr {
+fn all_reduce(input: TensorIr, out: u64, lease_ranks: &[u32]) -> OperationIr {
+    let op = CollectiveOp::AllReduce(AllReduce {
         tensor: input,
         out: tensor(out, TensorStatus::NotInit),
-        op: ReduceOperation::Sum,
-        device_ids: lease_ranks.iter().map(id).collect(),
-    }))
+        mean: false,
+        lease_ranks: lease_ranks.to_vec(),
+    });
+    op.into()
 }
 
-const SYNC: OperationIr = OperationIr::Distributed(DistributedOperationIr::SyncCollective);
+fn sync() -> OperationIr {
+    CollectiveOp::Sync.into()
+}
 
 fn used(id: u64) -> TensorIr {
     tensor(id, TensorStatus::ReadWrite)
@@ -86,7 +84,7 @@ fn only_ops_that_need_a_result_wait_for_it() {
     let other = OtherRank::enter(&harness);
     harness.upload(1, &[1.0, 2.0]);
     harness.upload(2, &[5.0, 5.0]);
-    harness.ops(&[all_reduce(used(1), 3, &[0, 1]), SYNC]);
+    harness.ops(&[all_reduce(used(1), 3, &[0, 1]), sync()]);
     harness.read(1, &kept(2));
     harness.read(2, &kept(3));
     harness.read(3, &kept(2));
@@ -302,7 +300,7 @@ fn invalid_group_faults_only_its_op() {
 fn missing_input_is_reported_to_all_ranks() {
     let mut harness = SessionHarness::new();
     let other = OtherRank::enter(&harness);
-    harness.ops(&[all_reduce(kept(1), 2, &[0, 1]), SYNC]);
+    harness.ops(&[all_reduce(kept(1), 2, &[0, 1]), sync()]);
     other.call(&harness, 1, &[1.0, 1.0]);
     harness.read(1, &kept(2));
     harness.run_all();
