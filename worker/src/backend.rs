@@ -9,14 +9,15 @@ mod burn_tensors;
 #[cfg(feature = "cube")]
 mod cube;
 mod flex;
+mod lacking_dtypes;
 
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, Shape, TensorData};
+use burn_backend::{BoolStore, DType, DTypeUsage, ExecutionError, Shape, TensorData};
 use burn_ir::{
     BackendIr, BinaryOpIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr,
     TensorStatus,
@@ -26,7 +27,7 @@ use burn_std::future::DynFut;
 use tensord_proto::codec::DeviceProfile;
 use tokio::runtime::Handle;
 
-use self::burn_tensors::BurnTensors;
+use self::{burn_tensors::BurnTensors, lacking_dtypes::LackingDtypes};
 use crate::custom::{CustomOps, FailedCustomOp, Handlers};
 
 /// The memory that a tensor uses.
@@ -91,6 +92,10 @@ impl StoredTensor {
 pub(crate) trait TensorStore: Send {
     /// Returns the error message if `custom_op` is not installed for this device.
     fn custom_op_error(&self, custom_op: &str) -> Option<String>;
+    /// Returns the error message if the device lacks the type of an input or output of `op`.
+    fn dtype_error(&self, _op: &OperationIr) -> Option<String> {
+        None
+    }
     /// Executes an op.
     fn execute(&mut self, op: Box<OperationIr>);
     /// Executes an op that draws random numbers, with a generator seeded by `seed`.
@@ -252,6 +257,8 @@ pub(crate) struct BurnDevice<B: SessionBackend> {
     device: B::Device,
     custom_ops: CustomOpRegistry<B>,
     custom_names: Arc<[String]>,
+    /// Made when the first session is opened.
+    lacking_dtypes: OnceLock<Arc<LackingDtypes>>,
 }
 
 impl<B: SessionBackend> BurnDevice<B> {
@@ -270,7 +277,21 @@ impl<B: SessionBackend> BurnDevice<B> {
             device,
             custom_ops: registry,
             custom_names,
+            lacking_dtypes: OnceLock::new(),
         })
+    }
+}
+
+impl<B: SessionBackend> BurnDevice<B> {
+    fn lacking_dtypes(&self) -> Arc<LackingDtypes> {
+        let lacking = self.lacking_dtypes.get_or_init(|| {
+            let name = format!("{} {:?}", B::name(&self.device), self.device);
+            // A type that can be stored but not computed with may be one for matrix products only.
+            let is_there =
+                |dtype| B::dtype_usage(&self.device, dtype).contains(DTypeUsage::Storage);
+            Arc::new(LackingDtypes::new(name, &DTYPES, is_there))
+        });
+        lacking.clone()
     }
 }
 
@@ -280,6 +301,7 @@ impl<B: SessionBackend> Device for BurnDevice<B> {
             self.device.clone(),
             self.custom_ops.clone(),
             self.custom_names.clone(),
+            self.lacking_dtypes(),
         ))
     }
 

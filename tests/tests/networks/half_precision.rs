@@ -74,9 +74,9 @@ fn mixed_precision_with_bf16_trains() {
 }
 
 /// The casts and the product of a layer, on each kind of GPU that this host has, in the types
-/// that the device supports.
+/// that the device supports. Of the other types the program gets an error, and no wrong number.
 #[test]
-fn gpus_cast_and_multiply_in_types_that_they_support() {
+fn gpus_compute_in_types_that_they_support_and_refuse_others() {
     for kind in host::kinds() {
         let cluster = host::cluster(&[kind]);
         let lease = cluster.pool().lease(LeaseRequest::devices(1).kind(kind));
@@ -91,6 +91,10 @@ fn gpus_cast_and_multiply_in_types_that_they_support() {
             let is_supported = device.supports_dtype(dtype);
             println!("{kind}: {dtype:?} supported: {is_supported}");
             if !is_supported {
+                let error = product(device).expect_err("the device lacks the type");
+                let error = error.to_string();
+                let name = DType::from(dtype).name();
+                assert!(error.contains(&format!("has no {name}")), "{error}");
                 continue;
             }
             let (result, expected) = (product(device), product(&Device::flex()));

@@ -14,7 +14,10 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
-use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors, TensorStore, bounds};
+use super::{
+    SessionBackend, StorageInfo, StoredTensor, StoredTensors, TensorStore, bounds,
+    lacking_dtypes::LackingDtypes,
+};
 use crate::locks::lock;
 
 /// Each Burn backend has one random generator per process. This lock is held from seeding
@@ -27,6 +30,7 @@ pub(super) struct BurnTensors<B: SessionBackend> {
     /// `None` only while the value is dropped.
     interpreter: Option<TensorInterpreter<B>>,
     custom_names: Arc<[String]>,
+    lacking_dtypes: Arc<LackingDtypes>,
     device: B::Device,
     stream: Stream,
 }
@@ -36,6 +40,7 @@ impl<B: SessionBackend> BurnTensors<B> {
         device: B::Device,
         custom_ops: CustomOpRegistry<B>,
         custom_names: Arc<[String]>,
+        lacking_dtypes: Arc<LackingDtypes>,
     ) -> Self {
         Self {
             interpreter: Some(TensorInterpreter::with_custom_ops(
@@ -43,6 +48,7 @@ impl<B: SessionBackend> BurnTensors<B> {
                 custom_ops,
             )),
             custom_names,
+            lacking_dtypes,
             device,
             stream: Stream::new(),
         }
@@ -170,6 +176,10 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         Some(format!(
             "this worker has no custom op {custom_op:?} for this device; it has: {has}"
         ))
+    }
+
+    fn dtype_error(&self, op: &OperationIr) -> Option<String> {
+        self.lacking_dtypes.error(op)
     }
 
     fn execute(&mut self, mut op: Box<OperationIr>) {

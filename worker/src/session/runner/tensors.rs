@@ -177,6 +177,9 @@ impl Tensors {
         if crate::testing::are_op_checks_off() {
             return Ok(None);
         }
+        if let Some(reason) = self.store.dtype_error(op) {
+            return Err(Refusal::New(FaultKind::Unsupported, reason));
+        }
         match op_check::check(op)? {
             0 => Ok(None),
             bytes => self.flow.reserve(bytes).map(Some),
