@@ -27,7 +27,7 @@ use burn_router::{RouterClient, get_client};
 use tensord_session::Answer;
 use tokio::runtime::Handle;
 
-use self::reads::{READ, ReadQueue};
+use self::reads::{READ, ReadQueue, session_ended_error};
 use super::{
     cast::{CAST_INT, cast_int},
     forward::{FORWARD, Handles, forward},
@@ -191,7 +191,8 @@ impl Exchange {
         self.drop_until(last);
     }
 
-    /// Drops all tickets up to `last`. The reads of those tickets fail.
+    /// Drops all tickets up to `last`, which the bridge did not take. The reads of those tickets
+    /// fail.
     fn drop_until(&self, last: u64) {
         let mut tickets = self.lock();
         let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();
@@ -199,7 +200,11 @@ impl Exchange {
         for ticket in old {
             tickets.remove(ticket);
         }
-        tickets.requested.retain(|&ticket, _| ticket > last);
+        let abandoned = tickets.requested.extract_if(|&ticket, _| ticket <= last);
+        for answer in abandoned.flat_map(|(_, (answers, _))| answers) {
+            // The reader may have been dropped.
+            let _ = answer.send(Err(session_ended_error()));
+        }
         drop(tickets);
         self.room.notify_all();
     }

@@ -136,6 +136,18 @@ fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the read failed: the bridge to the leased device has ended")
 }
 
+/// The error of reads that the bridge did not take, as Burn's end of it panicked. It executes
+/// ops in a thread of this process, before the client sees them.
+pub(super) fn session_ended_error() -> ExecutionError {
+    ExecutionError::with_context(
+        "the read failed: Burn 0.22.1 has ended its session with this device, as an earlier op \
+         made it panic, which it has printed with the place. A cast from one integer type to \
+         another (BaseInt(Cast)) does that on every remote device: use \
+         tensord_client::data::cast_int, or make tensors of the right type; then request a new \
+         lease. Other devices and leases are not affected",
+    )
+}
+
 impl Exchange {
     /// Reads a tensor and waits for its value.
     pub(crate) fn read(&self, tensor: FloatTensor<Remote>) -> Result<TensorData, ExecutionError> {
