@@ -1,7 +1,7 @@
 //! An ordinary Burn program that trains on a leased device. What tensord adds is marked (1), (2)
 //! and (3).
 //!
-//! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example digits`.
+//! Run it with `TENSORD_URL=<URL of your pool> cargo run --release -p tensord-example-digits`.
 
 use std::io::Read;
 
@@ -11,7 +11,7 @@ use burn::{prelude::*, tensor::activation::relu};
 use tensord_client::{LeaseRequest, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
-static DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
+static DIGITS: &[u8] = include_bytes!("../../../data/digits.csv.gz");
 
 #[derive(Module, Debug)]
 struct Mlp {

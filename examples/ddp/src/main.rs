@@ -1,8 +1,8 @@
 //! Burn's own data-parallel training, on devices of any number of hosts. What tensord adds is
 //! marked (1) to (4).
 //!
-//! Run it with `TENSORD_URL=<URL of your pool> cargo run --release --example ddp -- 4`, where 4 is
-//! the number of devices.
+//! Run it with `TENSORD_URL=<URL of your pool> cargo run --release -p tensord-example-ddp -- 4`,
+//! where 4 is the number of devices.
 
 mod progress;
 
@@ -23,7 +23,7 @@ use burn::{prelude::*, tensor::activation::relu};
 use tensord_client::{LeaseRequest, LockstepBatcher, Pool, data};
 
 /// 1,797 hand-written digits, gzipped: lines of 64 pixels, 0 to 16, and a label.
-static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
+static DIGITS: &[u8] = include_bytes!("../../../data/digits.csv.gz");
 /// Digits in a step. The devices share them equally, so a step is the same for any number of
 /// devices.
 const BATCH: usize = 64;
