@@ -11,6 +11,7 @@ shopt -s nullglob
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 preview=0.23.0-pre.1
+crates=(proto channel session transport client worker scheduler server)
 
 patches=("$here"/patches/*.patch)
 if [ "${1:-}" = --without-patches ]; then
@@ -26,7 +27,7 @@ mkdir -p "$copy"
 # Only files whose contents differ are written, so that cargo rebuilds what changed.
 new=$(mktemp -d)
 trap 'rm -rf "$new"' EXIT
-for crate in proto transport client worker scheduler server; do
+for crate in "${crates[@]}"; do
     cp -RL "$root/$crate" "$new/$crate"
     # Tests and benchmarks need more crates; they are no part of the experiment.
     rm -rf "$new/$crate/tests" "$new/$crate/benches"
@@ -37,7 +38,7 @@ cp -R "$here/smoke" "$new/smoke"
 
 # Burn's crates all have one version. The experiment computes little, so nothing is optimized.
 sed -E -e "s/^(burn[a-z-]* = \{ version = \"=)[0-9.]+\"/\1$preview\"/" \
-    -e 's/^members = .*/members = ["proto", "transport", "client", "worker", "scheduler", "server", "smoke"]/' \
+    -e "s/^members = .*/members = [$(printf '"%s", ' "${crates[@]}")\"smoke\"]/" \
     -e '/^\[profile.dev.package\]/,/^$/d' -e '/^tensord-(testkit|tests|fuzz) = /d' "$root/Cargo.toml" >"$new/Cargo.toml"
 grep -q "version = \"=$preview\"" "$new/Cargo.toml" ||
     { echo "no version of Burn was found in $root/Cargo.toml: has the form of its lines changed?" >&2; exit 1; }

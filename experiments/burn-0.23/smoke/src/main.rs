@@ -66,12 +66,21 @@ struct Mlp {
 impl Mlp {
     /// A model with the same weights each time.
     fn new(device: &Device) -> Self {
-        let here = Device::flex();
+        let mut here = Device::flex();
         here.seed(7);
+        if device.is_autodiff() {
+            // Forked weights are tracked only if they were before.
+            here = here.autodiff();
+        }
         let model = Self {
             first: LinearConfig::new(16, 64).init(&here),
             second: LinearConfig::new(64, 4).init(&here),
         };
+        // Weights are drawn when they are first used; after the fork, `device` would draw them.
+        for layer in [&model.first, &model.second] {
+            layer.weight.val();
+            layer.bias.as_ref().map(Param::val);
+        }
         model.fork(device)
     }
 
@@ -156,8 +165,10 @@ fn trains_data_parallel(devices: &[Device]) -> Result<String> {
         all_reduce_op: ReduceOperation::Mean,
     };
     let _context = DistributedContext::init(training.clone(), config);
+    // The parameters of all replicas have the same ids, by which Burn knows whose gradients belong together.
+    let untrained = Mlp::new(&Device::flex().autodiff());
     let replica = |device: &Device, rank: usize| -> Result<Vec<TensorData>> {
-        let mut model = Mlp::new(device).map(&mut MarkShared);
+        let mut model = untrained.clone().fork(device).map(&mut MarkShared);
         let mut optimizer = SgdConfig::new().init();
         for step in 0..STEPS {
             let seed = (2 * step + rank) as u64;
@@ -185,7 +196,7 @@ fn trains_data_parallel(devices: &[Device]) -> Result<String> {
             .collect::<Result<Vec<_>>>()
     })?;
     ensure!(replicas[0] == replicas[1], "the replicas differ");
-    let untrained = Mlp::new(&Device::flex()).first.weight.val().into_data();
+    let untrained = untrained.valid().first.weight.val().into_data();
     ensure!(replicas[0][0] != untrained, "the weights have not changed");
     Ok(format!("replicas of equal bits after {STEPS} steps"))
 }
