@@ -48,6 +48,20 @@ pub enum CollectiveOp {
 }
 
 impl CollectiveOp {
+    /// Returns whether `op` is one of these, without copying it.
+    pub fn is(op: &OperationIr) -> bool {
+        matches!(op, OperationIr::Distributed(_))
+    }
+
+    /// Returns whether `op` is a [`Sync`](Self::Sync), without copying it.
+    #[inline]
+    pub fn is_sync(op: &OperationIr) -> bool {
+        matches!(
+            op,
+            OperationIr::Distributed(DistributedOperationIr::SyncCollective)
+        )
+    }
+
     /// Returns `op` as one of these, if it is.
     pub fn of(op: &OperationIr) -> Option<Self> {
         let OperationIr::Distributed(op) = op else {
@@ -115,6 +129,8 @@ mod tests {
         ] {
             let burns = OperationIr::from(op.clone());
             assert_eq!(CollectiveOp::of(&burns), Some(op.clone()));
+            assert!(CollectiveOp::is(&burns));
+            assert_eq!(CollectiveOp::is_sync(&burns), op == CollectiveOp::Sync);
             let all_reduce = match op {
                 CollectiveOp::AllReduce(op) => Some(op),
                 CollectiveOp::Sync => None,
@@ -125,5 +141,6 @@ mod tests {
         let other = OperationIr::Drop(tensor(1, TensorStatus::ReadWrite));
         assert_eq!(CollectiveOp::of(&other), None);
         assert!(!AllReduce::is(&other));
+        assert!(!CollectiveOp::is(&other));
     }
 }

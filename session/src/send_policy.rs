@@ -204,7 +204,7 @@ impl SendPolicy {
 /// with a [`CollectiveOp::Sync`].
 #[inline]
 pub(super) fn is_urgent(op: &OperationIr) -> bool {
-    matches!(CollectiveOp::of(op), Some(CollectiveOp::Sync))
+    CollectiveOp::is_sync(op)
 }
 
 #[cfg(test)]

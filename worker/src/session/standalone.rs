@@ -145,7 +145,7 @@ impl StandaloneSession {
     pub fn step(&mut self) -> Result<StepOutcome, String> {
         let next = self.runner.next_planned();
         let next = next.map(|op| {
-            let is_late = CollectiveOp::of(op).is_some();
+            let is_late = CollectiveOp::is(op);
             let outputs: Vec<TensorIr> = op.outputs().cloned().collect();
             (OpName::of(op), outputs, is_late)
         });
