@@ -375,10 +375,14 @@ impl Lease {
         }
     }
 
+    /// Returns whether the lease has devices, and all of its workers are there.
+    pub(crate) fn runs(&self) -> bool {
+        self.standing == Standing::Running && self.rejoin_by.is_none()
+    }
+
     /// Returns whether the lease runs, and may be suspended or end if its devices are needed.
     pub(crate) fn is_interruptible(&self) -> bool {
-        let runs = self.standing == Standing::Running && self.rejoin_by.is_none();
-        runs && (self.durability.is_durable() || self.is_spot || self.may_end)
+        self.runs() && (self.durability.is_durable() || self.is_spot || self.may_end)
     }
 
     /// Changes the standing. The client does not know it yet.

@@ -266,8 +266,8 @@ impl Amounts {
         self.memory_bytes -= other.memory_bytes;
     }
 
-    /// Returns as what a request with this demand counts when its limit is checked, if it could get these devices: as
-    /// if each of them were like the largest, as [`TenantLimit::allows`] demands.
+    /// Returns what a request with this demand counts as, in the check of a limit, if it could get these devices: as
+    /// many as it demands of the largest of them, as in [`TenantLimit::allows`].
     pub(crate) fn most_of<'a>(
         demand: &Demand,
         devices: impl IntoIterator<Item = &'a DeviceSpec>,

@@ -260,10 +260,7 @@ impl Engine {
         let mut due = Vec::new();
         let mut next = None;
         for id in self.idle.leases() {
-            let known = self
-                .leases
-                .get(id)
-                .filter(|lease| lease.standing == Standing::Running && lease.rejoin_by.is_none());
+            let known = self.leases.get(id).filter(|lease| lease.runs());
             // The time of a share goes to the others of the device, as long as the lease needs none.
             let known = known.filter(|lease| lease.share().is_none());
             let since = known.and_then(|lease| Some((lease, self.idle.since(id, lease)?)));

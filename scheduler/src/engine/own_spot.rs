@@ -134,8 +134,8 @@ impl Engine {
             && !limit.allows_all(&self.counts_for_spot(tenant), &lease.charge)
     }
 
-    /// Returns what counts for a request: what its tenant has, and for a spot lease also what others of the tenant can
-    /// count on.
+    /// Returns what a request's tenant has, for the check of the limit; for a spot lease, with what other requests of
+    /// the tenant can count on.
     pub(super) fn counts_for(&self, tenant: &TenantName, demand: &Demand) -> Cow<'_, Amounts> {
         match demand.is_spot && self.counting.has_any_of(tenant) {
             true => Cow::Owned(self.counts_for_spot(tenant)),
@@ -143,6 +143,7 @@ impl Engine {
         }
     }
 
+    /// Returns what a tenant has, with what its requests can count on.
     fn counts_for_spot(&self, tenant: &TenantName) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
         let waiting = self.counting.of(tenant);
@@ -165,7 +166,7 @@ impl Engine {
         }
         if counting != self.counting {
             self.counting = counting;
-            // Spot leases may be requested that fit now.
+            // Requests for spot leases may fit now.
             self.decided_version = None;
         }
     }

@@ -69,7 +69,7 @@ impl World {
     fn idle(&self) -> Vec<(u64, LeaseId, &SimLease)> {
         let idle = self.leases.iter().flatten().filter_map(|(id, lease)| {
             let known = self.engine.leases().get(*id)?;
-            let is_running = known.standing == Standing::Running && known.rejoin_by.is_none();
+            let is_running = known.runs();
             let checked = self.engine.check_suspend(*id, Suspender::Idleness);
             let since = self.idle_since(*id, lease)?;
             let is_possible = !lease.is_suspended && !lease.has_share;

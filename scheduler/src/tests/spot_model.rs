@@ -3,7 +3,7 @@
 use super::share_model::needs_of;
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
-use crate::lease::Standing;
+use crate::lease::{Lease, Standing};
 use crate::reason::CannotMove;
 
 impl World {
@@ -62,8 +62,7 @@ impl World {
     /// Returns whether a lease runs since so many milliseconds ago at least, and its client is attached.
     fn has_run_for(&self, id: LeaseId, lease: &SimLease, millis: u64) -> bool {
         let known = self.engine.leases().get(id);
-        let runs =
-            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
+        let runs = known.is_some_and(Lease::runs);
         let is_attached = self.clients[lease.client].attached;
         runs && is_attached && self.now >= lease.running_since + millis
     }

@@ -194,8 +194,7 @@ impl World {
                 lease.tenant.is_none() || lease.tenant == tenant.map(tenant_of),
                 "{id}"
             );
-            let is_running = lease.standing == Standing::Running && lease.rejoin_by.is_none();
-            if !is_running {
+            if !lease.runs() {
                 continue;
             }
             let share = lease.share();
@@ -554,8 +553,7 @@ impl World {
             .check_suspend(id, Suspender::Administrator)
             .is_ok();
         let known = self.engine.leases().get(id);
-        let is_running =
-            known.is_some_and(|it| it.standing == Standing::Running && it.rejoin_by.is_none());
+        let is_running = known.is_some_and(Lease::runs);
         let ends = (lease.is_spot || lease.may_end) && self.ends_after(id).is_some();
         let may_end = ends && self.clients[lease.client].attached;
         is_running && !lease.is_suspended && self.is_borrowed(id) && (can_suspend || may_end)

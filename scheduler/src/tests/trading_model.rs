@@ -251,7 +251,7 @@ impl Demanded {
     }
 }
 
-/// Leases get snapshots, and have run for long enough after it; devices are released.
+/// Leases get snapshots, time passes in which they run for long enough to be suspended, and devices are released.
 fn rest() -> impl Iterator<Item = Op> {
     let devices = u32::MAX;
     let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
@@ -291,7 +291,8 @@ fn a_spot_lease_does_not_come_back_before_the_request_for_which_it_made_room() {
     check_any(ops.collect());
 }
 
-/// Nor does a request for a spot lease of the tenant get devices before.
+/// Tenant `a` has a spot lease, and two requests that wait because of its limit: one for another spot lease, and one
+/// for which the first is suspended. The former gets no devices before the latter.
 #[test]
 fn a_request_for_a_spot_lease_does_not_take_the_limit_from_another_one() {
     let start = [
@@ -301,12 +302,12 @@ fn a_request_for_a_spot_lease_does_not_take_the_limit_from_another_one() {
         request(2, 1, "vulkan").op(),
         Op::SetPolicy { which: 3 },
     ];
-    let refused = [request(0, 3, "flex").op()];
+    let beyond_limit = [request(0, 3, "flex").op()];
     let at_limit = [request(0, 2, "flex").spot(), request(0, 2, "vulkan").op()];
     let ops = start
         .into_iter()
         .chain(rest())
-        .chain(refused)
+        .chain(beyond_limit)
         .chain(rest())
         .chain(at_limit)
         .chain(rest());
@@ -394,6 +395,7 @@ fn leases_that_make_room_for_a_request_in_vain_are_found() {
 fn a_lease_that_waits_without_a_change_of_demand_is_found() {
     check_steps(&[(&[], &[9], &[]), (&[], &[9], &[1])]);
 }
+
 #[test]
 fn a_request_may_get_the_room_that_was_made_for_another_one() {
     // Lease 1 makes room for request 8, of which request 9 gets the devices.
