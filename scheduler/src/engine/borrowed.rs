@@ -134,7 +134,7 @@ impl Engine {
     }
 
     /// Returns how a lease that runs could give its devices to others, if it could. One that has snapshots does not
-    /// end because these are out of reach for now: as a worker is away, or no worker that stays has room for them.
+    /// end because they cannot be reached for now, as when a worker is away, or no worker that stays has room for them.
     fn way_out_of(&self, id: LeaseId, lease: &Lease) -> Option<WayOut> {
         let is_attached = self.attached_owner(id).is_some();
         let from = lease.running_since + self.options.min_run_time;

@@ -136,8 +136,8 @@ fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the read failed: the bridge to the leased device has ended")
 }
 
-/// The error of reads that the bridge did not take, as Burn's end of it panicked. It executes
-/// ops in a thread of this process, before the client sees them.
+/// The error of reads that the bridge did not take, as Burn's server panicked. It executes ops
+/// in a thread of this process, before tensord's client gets them.
 pub(super) fn session_ended_error() -> ExecutionError {
     ExecutionError::with_context(
         "the read failed: Burn 0.22.1 has ended its session with this device, as an earlier op \
