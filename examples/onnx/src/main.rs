@@ -43,12 +43,16 @@ fn run(mut device: Device) -> Result<()> {
     let apart = vectors.iter().zip(expected.pooled.concat());
     let apart = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
 
-    println!("model    input                  result");
-    let count = digits.labels.len();
-    println!("cnn      {count} digits             {right:.1} % right");
-    let (count, length) = (expected.ids.len(), expected.ids[0].len());
-    println!(
-        "encoder  {count} sequences of {length} tokens  numpy's values, but for {apart:.0e} at most"
+    let row = |model, input: &str, result: &str| println!("{model:<8} {input:<25} {result}");
+    row("model", "input", "result");
+    let input = format!("{} digits", digits.labels.len());
+    row("cnn", &input, &format!("{right:.1} % right"));
+    let input = format!(
+        "{} sequences of {} tokens",
+        expected.ids.len(),
+        expected.ids[0].len()
     );
+    let result = format!("at most {apart:.0e} from ONNX's own values");
+    row("encoder", &input, &result);
     Ok(())
 }
