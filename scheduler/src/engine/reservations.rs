@@ -203,7 +203,9 @@ impl Engine {
         let mut all = Vec::new();
         for (_, tenant, rank, shape) in due {
             let limit = &self.policy_of(tenant).limit;
-            let counts = self.counts_for(tenant, shape);
+            // Spot leases of the tenant make room within its limit (`own_spot.rs`). If they counted, a request would get
+            // its reservation only after that, and keep a later one from devices for which some made room, too.
+            let counts = self.used_without_spot(tenant);
             let may_have =
                 |device: &DeviceSpec| shape.accepts(device) && limit.allows(&counts, device, shape);
             let wanted = shape.devices as usize;

@@ -46,8 +46,11 @@ impl World {
                 continue;
             }
             let wanted = waiting.demand.devices as usize;
+            let own_spot = self.engine.used_for_spot().get(&tenant_of(waiting.client));
+            let own_spot = own_spot.cloned().unwrap_or_default();
             let suitable = self.offered().filter(|device| {
-                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, true)
+                meets_demand(device, &waiting.demand)
+                    && self.is_allowed_without(waiting, device, &own_spot)
             });
             let suitable: Vec<_> = suitable.map(class_of).collect();
             if suitable.len() < wanted || !self.is_head(index) {

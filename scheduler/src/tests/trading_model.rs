@@ -245,6 +245,11 @@ impl Demanded {
         self.op()
     }
 
+    fn spot_share(mut self, permille: u32) -> Op {
+        self.demand.share_permille = Some(permille);
+        self.spot()
+    }
+
     fn share(mut self, permille: u32) -> Op {
         self.demand.share_permille = Some(permille);
         self.op()
@@ -333,6 +338,43 @@ fn a_lease_at_a_larger_device_is_within_the_limit_of_its_tenant() {
         },
         request(0, 1, "flex").op(),
         Op::Wait { millis: 10_000 },
+        Op::Wait { millis: 10_000 },
+        Op::AllKept,
+    ];
+    check_any(ops.into());
+}
+
+/// Two requests of a tenant for any device wait because of its limit for memory, which three spot leases of it use up.
+/// The first has its reservation before these make room: none does for the second, which that reservation keeps from the
+/// devices.
+#[test]
+fn a_request_has_its_reservation_before_spot_leases_make_room() {
+    let any_device = || {
+        let mut request = request(0, 1, "flex");
+        request.demand.kind = None;
+        request.demand.durability = Durability::Off;
+        request.op()
+    };
+    let ops = [
+        Op::SetPolicy { which: 3 },
+        attach_client_2(),
+        request(0, 1, "vulkan").share(250),
+        request(1, 1, "vulkan").share(250),
+        request(1, 1, "flex").share(250),
+        request(0, 1, "vulkan").share(250),
+        request(0, 1, "vulkan").op(),
+        request(2, 1, "vulkan").op(),
+        request(0, 1, "flex").spot(),
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(0, 1, "flex").spot_share(500),
+        request(0, 1, "flex").spot(),
+        request(0, 1, "flex").spot(),
+        Op::Release { client: 0, nth: 37 },
+        any_device(),
+        any_device(),
         Op::Wait { millis: 10_000 },
         Op::AllKept,
     ];
