@@ -182,7 +182,7 @@ impl World {
     }
 
     /// A lease counts as the devices that it was granted, and its tenant is that of its client. After a restart that
-    /// lost its record, it counts as those that it has.
+    /// lost its record, it counts as those that it has then, and goes on counting as these.
     pub(super) fn check_charges(&self) {
         for (id, lease) in self.engine.leases().iter() {
             let tenant = lease.owner.map(|owner| {
@@ -203,7 +203,9 @@ impl World {
             let is_granted = granted.as_ref() == Some(&lease.charge);
             let devices = lease.lease_devices.keys().map(|it| self.device(*it));
             let has_restarted = self.leases.is_none();
-            let counts = is_granted || has_restarted && lease.charge == charge_of(devices, share);
+            let counted = self.charges.get(&id) == Some(&lease.charge);
+            let is_counted = counted || lease.charge == charge_of(devices, share);
+            let counts = is_granted || has_restarted && is_counted;
             assert!(counts, "{id} counts as {:?}, not {granted:?}", lease.charge);
         }
     }

@@ -16,7 +16,7 @@ use super::trading_model::Trades;
 use super::*;
 use crate::device::Share;
 use crate::lease::{Keeper, StoredSessions, SuspendedPart};
-use crate::{LeaseRecord, RecordChange};
+use crate::{Amounts, LeaseRecord, RecordChange};
 
 pub(super) struct World {
     pub(super) engine: Engine,
@@ -55,6 +55,8 @@ pub(super) struct World {
     pub(super) moved: Vec<DeviceSpec>,
     /// Which leases have made room for what since the last change of demand.
     pub(super) trades: Trades,
+    /// What each lease counted as after the last event in which it was known.
+    pub(super) charges: BTreeMap<LeaseId, Amounts>,
 }
 
 /// A worker process, and what the engine should know about it.
@@ -269,6 +271,7 @@ impl World {
             granted: Vec::new(),
             moved: Vec::new(),
             trades: Trades::default(),
+            charges: BTreeMap::new(),
         }
     }
 
@@ -309,6 +312,9 @@ impl World {
             lease.passed = known.map_or_else(BTreeSet::new, |known| known.passed.clone());
         }
         self.check_invariants();
+        let leases = self.engine.leases().iter();
+        self.charges
+            .extend(leases.map(|(id, lease)| (id, lease.charge.clone())));
         self.check_trades(&event, &commands, &pool_before);
         if !matches!(event, Event::SetPriority { .. }) {
             for (granted, devices) in granted {
