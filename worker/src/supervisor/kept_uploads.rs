@@ -54,6 +54,9 @@ pub(super) struct KeptUploads {
     capacity_bytes: u64,
     /// Each tenant's segments, latest first.
     tenants: HashMap<String, VecDeque<KeptSegment>>,
+    /// Segments that are not passed on any more, as long as processes may still have them: their
+    /// memory is not free.
+    superseded: Vec<KeptSegment>,
 }
 
 /// What became of a new segment.
@@ -72,6 +75,7 @@ impl KeptUploads {
         Self {
             capacity_bytes,
             tenants: HashMap::new(),
+            superseded: Vec::new(),
         }
     }
 
@@ -97,27 +101,46 @@ impl KeptUploads {
         }
         let segments = self.tenants.entry(tenant.to_owned()).or_default();
         segments.push_front(new);
-        if segments.len() <= MAX_SEGMENTS {
-            return Added::Kept;
+        match segments.len() {
+            0..=MAX_SEGMENTS => Added::Kept,
+            _ => self.take_smallest(tenant),
         }
+    }
+
+    /// Takes out the two smallest segments of a tenant, which are to be merged. If they cannot be,
+    /// drops the earlier one instead.
+    fn take_smallest(&mut self, tenant: &str) -> Added {
+        let used_bytes = self.used_bytes();
+        let Some(segments) = self.tenants.get_mut(tenant) else {
+            return Added::Kept;
+        };
         let mut by_size: Vec<_> = (0..segments.len()).collect();
         by_size.sort_by_key(|&at| segments[at].cost_bytes());
         // The larger index first, as removing one moves those after it.
         let [smaller, larger] = [by_size[0].min(by_size[1]), by_size[0].max(by_size[1])];
-        let second = segments.remove(larger);
-        let first = segments.remove(smaller);
-        match (first, second) {
-            (Some(first), Some(second)) if fits(&first, &second) => {
-                Added::Merge(Box::new([first, second]))
-            }
-            // Merged, they would have more uploads than a session is offered, so the earlier one is
-            // dropped.
-            (Some(first), _) => {
-                segments.insert(smaller, first);
-                Added::Kept
-            }
-            (None, _) => Added::Kept,
+        let (Some(second), Some(first)) = (segments.remove(larger), segments.remove(smaller))
+        else {
+            return Added::Kept;
+        };
+        let held_bytes = |segment: &KeptSegment| match segment.is_held() {
+            true => segment.cost_bytes(),
+            false => 0,
+        };
+        let more_bytes = held_bytes(&first) + held_bytes(&second);
+        if fits(&first, &second) && used_bytes + more_bytes <= self.capacity_bytes {
+            self.superseded.extend([first.clone(), second.clone()]);
+            return Added::Merge(Box::new([first, second]));
         }
+        segments.insert(smaller, first);
+        self.superseded.push(second);
+        Added::Kept
+    }
+
+    /// Returns the bytes of all segments that are kept or that processes still have.
+    fn used_bytes(&self) -> u64 {
+        let kept = self.tenants.values().flatten();
+        let all = kept.chain(&self.superseded);
+        all.map(KeptSegment::cost_bytes).sum()
     }
 
     /// Evicts the oldest segments of the tenant with the most bytes until `cost` fits. Returns
@@ -129,9 +152,9 @@ impl KeptUploads {
         let size = |segments: &VecDeque<KeptSegment>| -> u64 {
             segments.iter().map(KeptSegment::cost_bytes).sum()
         };
+        self.superseded.retain(KeptSegment::is_held);
         loop {
-            let used: u64 = self.tenants.values().map(size).sum();
-            if used + cost_bytes <= self.capacity_bytes {
+            if self.used_bytes() + cost_bytes <= self.capacity_bytes {
                 return true;
             }
             let Some(most) = self
@@ -204,6 +227,33 @@ mod tests {
             kept.add("a", segment(&[&[0; 900]])),
             Added::Refused
         ));
+    }
+
+    #[test]
+    fn merged_segments_take_room_as_long_as_processes_have_them() {
+        let count = MAX_SEGMENTS as u64 + 1;
+        for (room, is_merged) in [(count, false), (count + 2, true)] {
+            let mut kept = KeptUploads::new(room * kept_cost(1));
+            let mut held = Vec::new();
+            for i in 0..=MAX_SEGMENTS {
+                let new = segment(&[&[i as u8]]);
+                held.push(new.clone());
+                let added = kept.add("a", new);
+                let Added::Merge(pair) = added else {
+                    assert!(matches!(added, Added::Kept));
+                    continue;
+                };
+                let [one, other] = *pair;
+                let merged = one.merge(other).unwrap();
+                assert!(matches!(kept.add("a", merged), Added::Kept) && is_merged);
+                held.extend(kept.segments_of("a"));
+            }
+            let left = MAX_SEGMENTS + usize::from(is_merged);
+            assert_eq!(hashes(&kept, "a").len(), left);
+            assert!(matches!(kept.add("b", segment(&[b"x"])), Added::Refused));
+            drop(held);
+            assert!(matches!(kept.add("b", segment(&[b"x"])), Added::Kept));
+        }
     }
 
     #[test]
