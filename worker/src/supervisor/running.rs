@@ -307,8 +307,15 @@ fn weights(start: &Start) -> BTreeMap<u32, u32> {
 fn limit_memory(lease: LeaseId, process: &mut Process, start: &Start) {
     let device_bytes = start.devices.iter().map(|device| device.memory_bytes);
     let device_bytes = device_bytes.fold(0, u64::saturating_add);
-    // The kernel charges shared memory to the group of the process that has written to it.
-    let bytes = device_bytes.saturating_add(start.settings.snapshot_bytes);
+    // The kernel charges shared memory to the group of the process that has written to it: snapshots,
+    // and copies of the uploads that the sessions keep.
+    let settings = &start.settings;
+    let kept_bytes = settings
+        .kept_bytes
+        .saturating_mul(start.devices.len() as u64);
+    let bytes = device_bytes
+        .saturating_add(settings.snapshot_bytes)
+        .saturating_add(kept_bytes);
     if let Err(e) = process.limit_memory(bytes) {
         warn!(%lease, "the memory of the lease's process is not bounded: cannot limit its control group: {e}");
     }
