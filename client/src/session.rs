@@ -307,7 +307,7 @@ impl Session {
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
                 let waits_for_acks = state.policy.waits_for_acks();
-                let driver_waits = state.record_sync(answer);
+                let driver_waits = state.record_sync(answer, false);
                 self.send_now(state, driver_waits, waits_for_acks);
             }
         }

@@ -241,7 +241,10 @@ fn bodies() -> Vec<frame::Body> {
             request_id,
             tensors: vec![tensor; 2],
         }),
-        frame::Body::Sync(Sync { request_id }),
+        frame::Body::Sync(Sync {
+            request_id,
+            share_uploads: true,
+        }),
         frame::Body::Seed(Seed { seed: 3 }),
         frame::Body::Poison(poison),
         frame::Body::Alias(Alias {

@@ -220,10 +220,14 @@ impl State {
         (must_wake, wants_bulk)
     }
 
-    /// Records a sync. Returns whether the driver must be woken.
-    pub fn record_sync(&mut self, answer: Answer<()>) -> bool {
-        let request_id = self.requests.add_sync(answer);
-        self.record(Item::Frame(Body::Sync(Sync { request_id })), true)
+    /// Records a sync, for which the worker also shares the kept uploads if `share_uploads` is true.
+    /// Returns whether the driver must be woken.
+    pub fn record_sync(&mut self, answer: Answer<()>, share_uploads: bool) -> bool {
+        let sync = Sync {
+            request_id: self.requests.add_sync(answer),
+            share_uploads,
+        };
+        self.record(Item::Frame(Body::Sync(sync)), true)
     }
 
     /// Returns whether an upload of `size` bytes may be kept by the worker and reused.

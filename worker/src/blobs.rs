@@ -1,8 +1,9 @@
-//! Uploads of ended sessions, kept for later sessions.
+//! Uploads of sessions, kept for later sessions.
 //!
-//! A program that is started again uploads the same data again. So when a session ends, its
-//! kept uploads are stored here by tenant and BLAKE3 hash, and a new session of the tenant
-//! receives the list of hashes. A session cannot find out whether another tenant has a
+//! A program that is started again uploads the same data again, and so does one that runs a model
+//! several times. So when a session ends, or when its client requests it, its kept uploads are
+//! stored here by tenant and BLAKE3 hash, and a new session of the tenant receives the list of
+//! hashes. A session cannot find out whether another tenant has a
 //! blob: hashes are looked up only within one tenant, and bytes are hashed here, whatever
 //! hash the client claimed.
 //!
@@ -21,21 +22,25 @@ use std::{
 use bytes::Bytes;
 use lru::LruCache;
 use tensord_proto::content::{Hash, MAX_HELD, hash, kept_cost};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::locks::lock;
 
-/// A store of uploads: new sessions look up the uploads of earlier sessions, and ended
-/// sessions add theirs.
+/// A store of uploads: new sessions look up the uploads of earlier sessions, and these add theirs
+/// when they end, or earlier.
 pub(crate) trait KeptBlobs: fmt::Debug + Send + Sync {
     /// Returns the uploads kept for `tenant`, latest first. An upload is not evicted while
     /// a session holds it.
     fn blobs_of(&self, tenant: &str) -> Vec<(Hash, HeldBlob)>;
 
-    /// Keeps the uploads of an ended session of `tenant`, as far as there is room, in the
-    /// background: on a thread of `runtime` that may block.
-    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>);
+    /// Keeps uploads of a session of `tenant`, as far as there is room, in the background: on a
+    /// thread of `runtime` that may block.
+    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>) -> Keeping;
 }
+
+/// Completes when sessions that open later are offered the uploads, or when there is no room for
+/// them. Which of the two, nobody needs to know, as kept uploads only save time.
+pub(crate) type Keeping = oneshot::Receiver<()>;
 
 /// An upload that was kept of an earlier session.
 #[derive(Debug, Clone)]
@@ -111,8 +116,14 @@ impl KeptBlobs for BlobStore {
             .collect()
     }
 
-    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>) {
-        runtime.spawn_blocking(move || self.store(&tenant, contents));
+    fn keep(self: Arc<Self>, runtime: &Handle, tenant: Arc<str>, contents: Vec<Bytes>) -> Keeping {
+        let (done, keeping) = oneshot::channel();
+        runtime.spawn_blocking(move || {
+            self.store(&tenant, contents);
+            // The session may have ended.
+            let _ = done.send(());
+        });
+        keeping
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) const BUILD: &str = concat!("tensord-worker ", env!("CARGO_PKG_VERSIO
 pub(crate) struct ToProcess {
     #[prost(
         oneof = "Task",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
     )]
     pub(crate) task: Option<Task>,
 }
@@ -81,6 +81,10 @@ pub(crate) enum Task {
     /// no work.
     #[prost(uint32, tag = "16")]
     WantTurn(u32),
+    /// The worker is done with the uploads of this number that the process has sent: it keeps them, or
+    /// it does not.
+    #[prost(uint64, tag = "17")]
+    UploadsDone(u64),
 }
 
 /// The end of a lease's sessions.
@@ -260,8 +264,8 @@ pub(crate) enum Event {
     /// The test op returned the right result.
     #[prost(message, tag = "6")]
     Passed(Empty),
-    /// Uploads of a session that has ended, in the shared memory that comes with this message.
-    /// Their hashes are not trusted, and not sent.
+    /// Uploads of a session, in the shared memory that comes with this message. Their hashes
+    /// are not trusted, and not sent.
     #[prost(message, tag = "7")]
     Uploads(KeptUploads),
     /// The process has work for this device, and requests its turn.
@@ -294,6 +298,9 @@ pub(crate) struct KeptUploads {
     /// Their hashes, one after the other.
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) hashes: Vec<u8>,
+    /// From a process: a number that [`Task::UploadsDone`] is to name, or 0 if it need not be sent.
+    #[prost(uint64, tag = "3")]
+    pub(crate) number: u64,
 }
 
 /// How a lease uses its devices.

@@ -11,6 +11,7 @@
 //!   executor takes them.
 //! - `time_slice`: a turn on the device, in which `runner` executes the work.
 //! - `peer_requests`: requests to the other sessions of the lease.
+//! - `upload_sharing`: offers the kept uploads to other sessions while this one runs.
 //! - `sealed_snapshot`: snapshots, encrypted;
 //! - `snapshot`: the state at a mark; `durability` has it kept outside of this process, and
 //!   `begin` makes a session of it.
@@ -32,6 +33,7 @@ pub(crate) mod standalone;
 #[cfg(test)]
 mod tests;
 mod time_slice;
+mod upload_sharing;
 mod uploads;
 mod work_queue;
 
@@ -63,6 +65,7 @@ use self::{
     outbound::Outbound,
     peer_requests::{Batch, PeerRequests, pass_on},
     runner::{LeaseMembership, Runner},
+    upload_sharing::UploadSharing,
     uploads::Uploads,
     work_queue::{Schedule, WorkQueue},
 };
@@ -133,6 +136,7 @@ pub(crate) struct Session {
     /// `None` after the session has ended.
     runner: Mutex<Option<Runner>>,
     peer_requests: PeerRequests,
+    upload_sharing: UploadSharing,
     progress: EndProgress,
     op_progress: Arc<OpProgress>,
 }
@@ -212,6 +216,7 @@ impl Session {
             work_queue: WorkQueue::default(),
             runner: Mutex::new(Some(runner)),
             peer_requests: PeerRequests::default(),
+            upload_sharing: UploadSharing::default(),
             progress: EndProgress::default(),
             op_progress,
             device_context,
@@ -428,16 +433,6 @@ impl Session {
         }
         self.progress.torn_down.store(true, Ordering::Release);
         self.device_context.signals.wake();
-    }
-
-    /// Drops the runner, and passes its kept uploads to the blob store for later
-    /// sessions.
-    fn keep_uploads(&self, runner: Runner) {
-        let kept: Vec<_> = runner.into_kept().collect();
-        if !kept.is_empty() {
-            let (blobs, runtime) = (&self.device_context.blobs, &self.device_context.runtime);
-            blobs.clone().keep(runtime, self.grant.tenant.clone(), kept);
-        }
     }
 
     /// Queues `Closed` for the client, unless it was queued before, and lets the

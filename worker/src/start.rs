@@ -208,8 +208,8 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// Returns the maximum bytes of uploads that one session may keep. Half of the cache is for
-/// running sessions, divided among the devices, and half for the uploads of sessions that
-/// ended.
+/// running sessions, divided among the devices, and half for the uploads that sessions leave
+/// or share.
 fn kept_bytes(cache_bytes: u64, devices: usize) -> u64 {
     cache_bytes / 2 / devices.max(1) as u64
 }

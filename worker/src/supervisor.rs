@@ -22,7 +22,7 @@
 //!   `handover` sends the latter to another worker when this one drains.
 //! - `lease_usage` counts what leases use of the devices.
 //! - `lease_cgroups` bounds the memory of each process.
-//! - `kept_uploads` has the uploads of ended sessions, by tenant.
+//! - `kept_uploads` has the uploads that sessions leave or share, by tenant.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
 //! - `describe` lists the host's devices.
 //! - `host` implements `LeaseHost`, by which the registration controls the leases.

@@ -68,15 +68,18 @@ fn secret(id: u64) -> TensorIr {
     raw::typed(id, &[SECRET.len()], DType::F32)
 }
 
+/// Uploads `bytes`, of the size of the secret, and has them kept in `slot`.
+fn keep(session: &mut RawSession, bytes: Bytes, slot: u32) {
+    let keep = Some(slot);
+    let id = session.new_id();
+    let upload = Entry::Upload(Content::Inline { bytes, keep });
+    session.upload_from(secret(id), &[upload]);
+}
+
 /// Opens a session at `target` that uploads the secret, has it kept, and closes.
 async fn leave_secret(target: &Target) {
     let mut session = RawSession::open(target).await.unwrap();
-    let content = Content::Inline {
-        bytes: secret_bytes(),
-        keep: Some(0),
-    };
-    let id = session.new_id();
-    session.upload_from(secret(id), &[Entry::Upload(content)]);
+    keep(&mut session, secret_bytes(), 0);
     session.push(Body::Close(v1::Close {}));
     session.end().await;
 }
@@ -155,5 +158,73 @@ fn programs_of_one_tenant_share_kept_uploads() {
         let (mut session, found) = wait_for_offer(&second).await;
         assert_eq!(found, [hash(&secret_bytes())]);
         assert_eq!(read_held(&mut session, 0).await, SECRET);
+    });
+}
+
+#[test]
+fn uploads_of_a_session_that_runs_are_shared_within_its_tenant_only() {
+    let cluster = Cluster::start(&["flex*3"]);
+    let (red, blue) = (url_of(&cluster, "red"), url_of(&cluster, "blue"));
+    raw::block(async {
+        let (_first, first) = target(&red).await;
+        let (_second, second) = target(&red).await;
+        let (_blue, blue) = target(&blue).await;
+        let mut session = RawSession::open(&first).await.unwrap();
+        keep(&mut session, secret_bytes(), 0);
+        assert_eq!(session.sync().await.unwrap(), None);
+        let (_, found) = open_with_offer(&second).await;
+        assert!(found.is_empty(), "it has not asked for that");
+        let request = session.request_sync(true);
+        assert_eq!(session.synced(request).await.unwrap(), None);
+        let (mut other, found) = open_with_offer(&second).await;
+        assert_eq!(found, [hash(&secret_bytes())]);
+        assert_eq!(read_held(&mut other, 0).await, SECRET);
+        let (_, found) = open_with_offer(&blue).await;
+        assert!(found.is_empty(), "{found:?}");
+    });
+}
+
+#[test]
+fn client_that_shares_uploads_all_the_time_costs_a_bounded_amount() {
+    /// Syncs that wait for each other's replies: more than the worker takes copies of a process.
+    const ROUNDS: u32 = 1_100;
+    /// All syncs. Of the others, so many wait for replies at a time: fewer than a session may have reads in flight.
+    const SYNCS: u32 = 20_000;
+    const UNANSWERED: u32 = 500;
+    let cluster = Cluster::start(&["flex*2"]);
+    let worker = cluster.workers[0].id();
+    let open_files = || {
+        let files = std::fs::read_dir(format!("/proc/{worker}/fd")).unwrap();
+        files.count()
+    };
+    raw::block(async {
+        let (_hostile, hostile) = target(cluster.client_url()).await;
+        let (_other, other) = target(cluster.client_url()).await;
+        let mut bystander = RawSession::open(&other).await.unwrap();
+        let tensor = bystander.upload(&[1.0]);
+        let mut session = RawSession::open(&hostile).await.unwrap();
+        let before = open_files();
+        let mut last = 0;
+        for at in 0..SYNCS {
+            // New content each time, so that there is always something to share.
+            let content = raw::bytes_of(&[at as f32; SECRET.len()]);
+            keep(&mut session, content.into(), at % 8);
+            last = session.request_sync(true);
+            if at < ROUNDS || at.is_multiple_of(UNANSWERED) {
+                assert_eq!(session.synced(last).await.unwrap(), None);
+            }
+            if at % 100 == 0 {
+                session.flush().await.unwrap();
+                bystander.fetch(&tensor).await.unwrap().unwrap();
+            }
+        }
+        assert_eq!(session.synced(last).await.unwrap(), None);
+        // Segments that the tenant has, and those that each of the two processes has.
+        let more = open_files().saturating_sub(before);
+        assert!(more <= 16 + 2 * 64, "{more} more open files");
+        bystander.fetch(&tensor).await.unwrap().unwrap();
+        // Each of the first syncs has had one upload to share.
+        let (_, found) = open_with_offer(&other).await;
+        assert!((1..=1024).contains(&found.len()), "{}", found.len());
     });
 }

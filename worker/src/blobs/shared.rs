@@ -1,7 +1,8 @@
 //! Kept uploads that processes of leases share through their worker.
 //!
-//! When a session ends, its process copies the kept uploads into a *segment*, memory without a
-//! name that can never change again (a sealed `memfd`), and sends it to the worker. The worker
+//! When a session ends, or its client requests it, its process copies the kept uploads into a
+//! *segment*, memory without a name that can never change again (a sealed `memfd`), and sends it to
+//! the worker. The worker
 //! hashes the segment itself, keeps it for the tenant, and passes it to the processes of the
 //! tenant's leases. So no process can change what another one has, a process learns of its own
 //! tenant's uploads only, and the bytes of an upload exist once, until a session uses them.
@@ -22,10 +23,10 @@ use tensord_proto::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
 };
 
-use super::{HeldBlob, KeptBlobs};
+use super::{HeldBlob, Keeping, KeptBlobs};
 use crate::locks::lock;
 
 /// The seals of a segment: nothing can be written, and its size stays.
@@ -43,6 +44,14 @@ pub(crate) struct Segment {
     pub(crate) file: Arc<File>,
     /// Sizes of the uploads, in order.
     pub(crate) sizes_bytes: Vec<u64>,
+}
+
+/// A segment for the worker.
+#[derive(Debug)]
+pub(crate) struct NewSegment {
+    pub(crate) segment: Segment,
+    /// Receives a message when the worker has kept the segment, or refused it.
+    pub(crate) done: oneshot::Sender<()>,
 }
 
 /// Why a segment of a process is refused.
@@ -201,15 +210,15 @@ impl SharedBlob {
 pub(crate) struct SharedBlobs {
     /// The uploads that the worker has passed on, latest first.
     held: Mutex<Vec<(Hash, HeldBlob)>>,
-    segments: mpsc::Sender<Segment>,
-    /// Number of sessions whose uploads are being copied.
+    segments: mpsc::Sender<NewSegment>,
+    /// Number of segments that are being made.
     pending: watch::Sender<usize>,
 }
 
 impl SharedBlobs {
     /// Creates a store. The receiver yields the segments that the process must send to the
     /// worker.
-    pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<Segment>) {
+    pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<NewSegment>) {
         let (segments, queued) = mpsc::channel(SEGMENT_QUEUE);
         let blobs = Self {
             held: Mutex::default(),
@@ -252,18 +261,21 @@ impl KeptBlobs for SharedBlobs {
         lock(&self.held).clone()
     }
 
-    fn keep(self: Arc<Self>, runtime: &Handle, _tenant: Arc<str>, contents: Vec<Bytes>) {
+    fn keep(self: Arc<Self>, runtime: &Handle, _tenant: Arc<str>, contents: Vec<Bytes>) -> Keeping {
+        let (done, keeping) = oneshot::channel();
         let pending = Pending::of(self);
-        runtime.spawn_blocking(move || pending.0.store(contents));
+        runtime.spawn_blocking(move || pending.0.store(contents, done));
+        keeping
     }
 }
 
 impl SharedBlobs {
-    fn store(&self, mut contents: Vec<Bytes>) {
+    /// Passes a copy of `contents` to the worker, which answers by `done`. Drops `done` if it cannot.
+    fn store(&self, mut contents: Vec<Bytes>, done: oneshot::Sender<()>) {
         contents.truncate(MAX_HELD);
         if let Ok(segment) = Segment::of(&contents) {
             // The queue is full if the worker is slow.
-            let _ = self.segments.try_send(segment);
+            let _ = self.segments.try_send(NewSegment { segment, done });
         }
     }
 
@@ -275,7 +287,7 @@ impl SharedBlobs {
     }
 }
 
-/// A guard that counts one session in `pending` until it is dropped.
+/// A guard that counts one segment in `pending` until it is dropped.
 struct Pending(Arc<SharedBlobs>);
 
 impl Pending {
@@ -310,8 +322,8 @@ mod tests {
     #[test]
     fn uploads_pass_through_a_segment() {
         let (process, mut segments) = SharedBlobs::new();
-        process.store(contents());
-        let sent = segments.try_recv().unwrap();
+        process.store(contents(), oneshot::channel().0);
+        let sent = segments.try_recv().unwrap().segment;
         let (verified, hashes) = Segment::verify(fd(&sent.file), sent.sizes_bytes, 14).unwrap();
         let expected: Vec<_> = contents().iter().map(|content| hash(content)).collect();
         assert_eq!(hashes, expected);

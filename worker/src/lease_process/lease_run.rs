@@ -16,7 +16,7 @@ use tensord_proto::{
 use tensord_transport::{Identity, Listener, handoff::Passed, identity::IdentityDer};
 use tokio::{
     runtime::Handle,
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
 };
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     admission::lane_of,
-    blobs::shared::{Segment, SharedBlobs},
+    blobs::shared::{NewSegment, Segment, SharedBlobs},
     collective::CollectiveSettings,
     connection,
     custom::CustomOps,
@@ -70,8 +70,9 @@ pub(super) struct LeaseRun {
     listener: Listener,
     connections: mpsc::Sender<Passed>,
     blobs: Arc<SharedBlobs>,
-    /// Uploads of ended sessions, to be sent to the worker.
-    segments: mpsc::Receiver<Segment>,
+    /// Uploads of sessions, to be sent to the worker.
+    segments: mpsc::Receiver<NewSegment>,
+    sent_uploads: SentUploads,
     snapshots: Arc<SnapshotSender>,
     /// Snapshots and ended sessions, to be sent to the worker.
     snapshot_messages: mpsc::Receiver<SnapshotMessage>,
@@ -154,6 +155,7 @@ impl LeaseRun {
             connections,
             blobs,
             segments,
+            sent_uploads: SentUploads::default(),
             snapshots,
             snapshot_messages,
             left_snapshots,
@@ -203,7 +205,7 @@ impl LeaseRun {
                     channel.send(turn_event(device, message)).await?;
                     continue;
                 }
-                Some(segment) = self.segments.recv() => send_uploads(&mut channel, &segment).await?,
+                Some(new) = self.segments.recv() => self.sent_uploads.send(&mut channel, new).await?,
                 Some(message) = self.snapshot_messages.recv() => {
                     if let SnapshotMessage::SessionEnded(session) = message {
                         self.left_snapshots.forget(session);
@@ -242,12 +244,13 @@ impl LeaseRun {
     }
 
     /// Executes a task of the worker that does not end the lease.
-    fn on_task(&self, task: Task, file: Option<OwnedFd>) -> Result<(), ProcessError> {
+    fn on_task(&mut self, task: Task, file: Option<OwnedFd>) -> Result<(), ProcessError> {
         match (task, file) {
             (Task::Connection(passed), Some(socket)) => {
                 pass_on(&self.connections, passed, socket)?;
             }
             (Task::Uploads(uploads), Some(file)) => add_uploads(&self.blobs, uploads, file),
+            (Task::UploadsDone(number), None) => self.sent_uploads.done(number),
             (Task::Snapshot(info), Some(file)) => self.left_snapshots.add(info, file),
             (Task::SnapshotBase(info), Some(file)) => self.left_snapshots.add_base(info, file),
             (Task::SnapshotKept(kept), None) => {
@@ -286,8 +289,8 @@ impl LeaseRun {
             }
         }
         wait_for_delivery(&mut served, &self.blobs, until).await;
-        while let Ok(segment) = self.segments.try_recv() {
-            send_uploads(&mut channel, &segment).await?;
+        while let Ok(new) = self.segments.try_recv() {
+            self.sent_uploads.send(&mut channel, new).await?;
         }
         let used = report(&self.registry, self.lease);
         channel.send(Event::Used(used)).await
@@ -342,13 +345,39 @@ fn add_uploads(blobs: &SharedBlobs, uploads: KeptUploads, file: OwnedFd) {
     blobs.add(&segment, hashes.iter().copied());
 }
 
-/// Sends the uploads of a session to the worker, which keeps them.
-async fn send_uploads(channel: &mut Channel, segment: &Segment) -> Result<(), ProcessError> {
-    let uploads = Event::Uploads(KeptUploads {
-        sizes_bytes: segment.sizes_bytes.clone(),
-        hashes: Vec::new(),
-    });
-    channel.send_with(uploads, Some(segment.file.as_fd())).await
+/// The uploads that were sent to the worker.
+#[derive(Default)]
+struct SentUploads {
+    /// Number of the last segment that a session waits for.
+    last: u64,
+    /// The segments that sessions wait for, until the worker is done with them.
+    awaited: BTreeMap<u64, oneshot::Sender<()>>,
+}
+
+impl SentUploads {
+    /// Sends uploads of a session to the worker, which keeps them.
+    async fn send(&mut self, channel: &mut Channel, new: NewSegment) -> Result<(), ProcessError> {
+        let NewSegment { segment, done } = new;
+        let mut number = 0;
+        if !done.is_closed() {
+            self.last += 1;
+            number = self.last;
+            self.awaited.insert(number, done);
+        }
+        let uploads = Event::Uploads(KeptUploads {
+            sizes_bytes: segment.sizes_bytes,
+            hashes: Vec::new(),
+            number,
+        });
+        channel.send_with(uploads, Some(segment.file.as_fd())).await
+    }
+
+    fn done(&mut self, number: u64) {
+        if let Some(done) = self.awaited.remove(&number) {
+            // The session may have ended.
+            let _ = done.send(());
+        }
+    }
 }
 
 /// Sends the worker a snapshot, or the id of a session that has ended.

@@ -19,7 +19,7 @@ use tensord_transport::channel::duplex::FrameError;
 
 use super::{
     dataflow::{Refusal, out_of_memory},
-    runner::Work,
+    runner::{SyncRequest, Work},
     uploads::Payload,
 };
 use crate::{
@@ -39,6 +39,8 @@ pub(crate) enum Item {
     /// The first request id, the tensors to read, with consecutive request ids, and the bytes
     /// of credit that all of the reads return together.
     Reads(u64, Vec<TensorIr>, usize),
+    /// The next round of sharing kept uploads is due.
+    ShareUploads,
     /// The client closes the session.
     Close,
 }
@@ -84,9 +86,10 @@ pub(crate) fn item(body: Body, bytes: usize) -> Result<Option<Item>, InboundErro
             let tensors = tensors.collect::<Result<_, _>>()?;
             return Ok(Some(Item::Reads(reads.request_id, tensors, bytes)));
         }
-        Body::Sync(sync) => Work::Sync {
-            request: sync.request_id,
-        },
+        Body::Sync(sync) => Work::Sync(SyncRequest {
+            id: sync.request_id,
+            shares_uploads: sync.share_uploads,
+        }),
         Body::Seed(seed) => Work::Seed(seed.seed),
         Body::Mark(mark) => Work::Mark(mark),
         Body::Poison(poison) => Work::Poison {

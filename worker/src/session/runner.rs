@@ -57,7 +57,7 @@ use self::{
 pub(crate) use self::{
     collectives::LeaseMembership,
     requests::Request,
-    work::{Reply, Work},
+    work::{Reply, SyncRequest, Work},
 };
 use super::{
     snapshot::{Snapshot, SnapshotError},
@@ -121,9 +121,9 @@ impl Runner {
         }
     }
 
-    /// Ends the runner, and returns the uploads that the session kept.
-    pub(crate) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
-        self.uploads.into_kept()
+    /// Returns the kept uploads that no earlier call has returned.
+    pub(crate) fn take_unshared(&mut self) -> Vec<Bytes> {
+        self.uploads.take_unshared()
     }
 
     /// Returns the number of ops whose turn has come.
@@ -283,7 +283,7 @@ impl Runner {
 
     /// Executes `task`, or defers it.
     fn run_or_defer(&mut self, task: Task, credit: usize) -> Step {
-        if let TaskKind::Other(Work::Sync { request }) = task.kind {
+        if let TaskKind::Other(Work::Sync(request)) = task.kind {
             self.collectives.flush();
             self.deferred.put_sync(task.number, request);
             return Step::Ran(credit, None);
@@ -339,7 +339,7 @@ impl Runner {
             Work::Poison { id, fault } => interpreter.poison(id, fault),
             Work::Alias { id, source } => interpreter.alias(id, source),
             Work::Read { request, tensor } => return Some(interpreter.read(request, tensor)),
-            Work::Sync { request } => return Some(interpreter.sync(request)),
+            Work::Sync(request) => return Some(interpreter.sync(request)),
             Work::Seed(seed) => interpreter.set_seed(seed),
             Work::Mark(mark) => {
                 interpreter.current.begin("Mark");

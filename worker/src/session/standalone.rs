@@ -127,7 +127,7 @@ impl StandaloneSession {
                     self.plan(Work::Read { request, tensor }, 0)?;
                 }
             }
-            Some(Item::Close) | None => {}
+            Some(Item::ShareUploads | Item::Close) | None => {}
         }
         Ok(())
     }

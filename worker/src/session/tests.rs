@@ -5,6 +5,7 @@ mod collective_requests;
 mod harness;
 mod overdue;
 mod reads_in_flight;
+mod upload_sharing;
 
 use burn_backend::{DType, Shape};
 use burn_ir::{BinaryOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};

@@ -181,6 +181,10 @@ impl<'a> TimeSlice<'a> {
                 Some(Item::Reads(first, tensors, credit)) => {
                     self.plan_reads(first, tensors, credit)
                 }
+                Some(Item::ShareUploads) => {
+                    self.session.share(self.runner.take_unshared());
+                    Ok(())
+                }
                 Some(Item::Close) => {
                     self.runner.plan_close();
                     Ok(())
@@ -228,7 +232,12 @@ impl<'a> TimeSlice<'a> {
         let outbound = &self.session.outbound;
         match reply {
             Reply::Value { request, result } => outbound.queue_value(request, result),
-            Reply::Synced { request, fault } => outbound.queue_synced(request, fault),
+            Reply::Synced { request, fault } if request.shares_uploads => {
+                let take_unshared = || self.runner.take_unshared();
+                self.session
+                    .reply_when_shared((request.id, fault), take_unshared);
+            }
+            Reply::Synced { request, fault } => outbound.queue_synced(request.id, fault),
             Reply::Captured {
                 mark,
                 snapshot,

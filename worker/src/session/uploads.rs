@@ -55,6 +55,8 @@ pub(super) struct Uploads {
     slots: HashMap<u32, Slot>,
     /// Number of uploads that were kept so far.
     kept: u64,
+    /// Version of the last upload that was given away to be shared.
+    shared: u64,
     used_bytes: u64,
     budget_bytes: u64,
     /// The uploads that the session was offered. An entry is `None` if the worker no longer had
@@ -71,6 +73,7 @@ impl Uploads {
             contents: Contents::default(),
             slots: HashMap::new(),
             kept: 0,
+            shared: 0,
             used_bytes: 0,
             budget_bytes,
             held,
@@ -251,9 +254,16 @@ impl Uploads {
         }
     }
 
-    /// Returns the uploads in all slots.
-    pub(super) fn into_kept(self) -> impl Iterator<Item = Bytes> + Send {
-        self.slots.into_values().map(|slot| slot.bytes)
+    /// Returns the uploads in all slots that no earlier call has returned. So however often a client
+    /// has them shared, each upload that it sends is copied once.
+    pub(super) fn take_unshared(&mut self) -> Vec<Bytes> {
+        let shared = std::mem::replace(&mut self.shared, self.kept);
+        if shared == self.kept {
+            return Vec::new();
+        }
+        let slots = self.slots.values();
+        let unshared = slots.filter(|slot| slot.version > shared);
+        unshared.map(|slot| slot.bytes.clone()).collect()
     }
 }
 
@@ -331,7 +341,21 @@ mod tests {
         ));
         uploads.keep(aligned::copy(b"1234"), Some(7)).unwrap();
         assert!(uploads.finish().is_ok());
-        assert_eq!(uploads.into_kept().collect::<Vec<_>>(), [&b"1234"[..]]);
+        assert_eq!(uploads.take_unshared(), [&b"1234"[..]]);
+    }
+
+    #[test]
+    fn upload_is_shared_once() {
+        let mut uploads = uploads(&[]);
+        assert!(uploads.take_unshared().is_empty());
+        uploads.keep(aligned::copy(b"1234"), Some(0)).unwrap();
+        assert_eq!(uploads.take_unshared(), [&b"1234"[..]]);
+        assert!(uploads.take_unshared().is_empty());
+        uploads.keep(aligned::copy(b"5678"), Some(1)).unwrap();
+        // It is dropped before it is shared.
+        uploads.keep(aligned::copy(b"9012"), Some(0)).unwrap();
+        uploads.forget(0);
+        assert_eq!(uploads.take_unshared(), [&b"5678"[..]]);
     }
 
     #[test]

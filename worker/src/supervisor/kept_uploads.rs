@@ -1,7 +1,7 @@
 //! The uploads that a worker keeps for its tenants, in shared memory: see
 //! [`shared`](crate::blobs::shared).
 //!
-//! A tenant's uploads are in segments, each from one session that has ended. Small segments
+//! A tenant's uploads are in segments, each from one session. Small segments
 //! are merged, as each takes a file descriptor here and in every process of the tenant.
 
 use std::{

@@ -178,6 +178,7 @@ impl QueuedTask {
         let task = Task::Uploads(KeptUploads {
             sizes_bytes: kept.segment.sizes_bytes.clone(),
             hashes: kept.hashes.concat(),
+            number: 0,
         });
         Self {
             task,

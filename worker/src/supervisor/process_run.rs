@@ -95,15 +95,18 @@ impl ProcessRun<'_> {
                     let task = Task::Connection(PassedConnection { first_datagram });
                     process.send(task, Some(socket)).await?;
                 }
-                kept = uploads_sent.kept() => kept?,
+                done = uploads_sent.kept() => confirm_uploads(process, done?).await?,
                 kept = self.copies.kept() => {
                     self.send(process, Task::SnapshotKept(kept).into()).await?;
                 }
                 event = process.recv_with() => match event {
                     Some((Event::Uploads(uploads), Some(file))) => {
-                        self.segments_sent += 1;
-                        if self.segments_sent <= MAX_SEGMENTS_SENT {
-                            uploads_sent.push(uploads, file);
+                        self.segments_sent = self.segments_sent.saturating_add(1);
+                        let number = uploads.number;
+                        let is_queued = self.segments_sent <= MAX_SEGMENTS_SENT
+                            && uploads_sent.push(uploads, file);
+                        if !is_queued {
+                            confirm_uploads(process, number).await?;
                         }
                     }
                     // The snapshot follows.
@@ -265,6 +268,18 @@ impl ProcessRun<'_> {
             out.reason = reason;
         }
         report
+    }
+}
+
+/// Tells a process that the worker is done with the uploads of this number, if it waits for that.
+async fn confirm_uploads(process: &mut Process, number: u64) -> Result<(), String> {
+    if number == 0 {
+        return Ok(());
+    }
+    match process.send(Task::UploadsDone(number), None).await {
+        // The process may have sent more before it closed the channel.
+        Err(_) if process.is_closed() => Ok(()),
+        sent => sent,
     }
 }
 

@@ -29,7 +29,8 @@ pub(super) struct UploadQueue<'a> {
     supervisor: &'a Supervisor,
     tenant: String,
     waiting: VecDeque<(KeptUploads, OwnedFd)>,
-    current: Option<Keeping<'a>>,
+    /// The number of the segment that is being kept.
+    current: Option<(u64, Keeping<'a>)>,
 }
 
 impl<'a> UploadQueue<'a> {
@@ -43,21 +44,25 @@ impl<'a> UploadQueue<'a> {
         }
     }
 
-    /// Adds a segment. Drops it if too many wait, as nothing depends on an upload that is kept.
-    pub(super) fn push(&mut self, uploads: KeptUploads, file: OwnedFd) {
-        if self.waiting.len() < MAX_WAITING {
+    /// Adds a segment. Drops it and returns `false` if too many wait, as nothing depends on an upload that
+    /// is kept.
+    pub(super) fn push(&mut self, uploads: KeptUploads, file: OwnedFd) -> bool {
+        let has_room = self.waiting.len() < MAX_WAITING;
+        if has_room {
             self.waiting.push_back((uploads, file));
         }
+        has_room
     }
 
-    /// Completes when the next segment is kept; never, if there is none. May be dropped and called again.
-    /// An error is the rule that the process broke.
-    pub(super) async fn kept(&mut self) -> Result<(), String> {
+    /// Returns the number of the next segment when it is kept, or there is no room for it. Never completes
+    /// if there is none. May be dropped and called again. An error is the rule that the process broke.
+    pub(super) async fn kept(&mut self) -> Result<u64, String> {
         match self.start_next() {
-            Some(current) => {
+            Some((number, current)) => {
+                let number = *number;
                 let kept = current.await;
                 self.current = None;
-                kept
+                kept.map(|()| number)
             }
             None => std::future::pending().await,
         }
@@ -72,12 +77,12 @@ impl<'a> UploadQueue<'a> {
     }
 
     /// Starts with the next segment, unless one is in progress.
-    fn start_next(&mut self) -> Option<&mut Keeping<'a>> {
+    fn start_next(&mut self) -> Option<&mut (u64, Keeping<'a>)> {
         if self.current.is_none() {
             let (uploads, file) = self.waiting.pop_front()?;
-            let tenant = self.tenant.clone();
+            let (tenant, number) = (self.tenant.clone(), uploads.number);
             let keeping = self.supervisor.keep_uploads(tenant, uploads, file);
-            self.current = Some(Box::pin(keeping));
+            self.current = Some((number, Box::pin(keeping)));
         }
         self.current.as_mut()
     }

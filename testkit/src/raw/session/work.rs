@@ -138,9 +138,33 @@ impl RawSession {
     ///
     /// If no reply arrives.
     pub async fn sync(&mut self) -> Result<Option<Fault>, SessionError> {
+        let request_id = self.request_sync(false);
+        self.synced(request_id).await
+    }
+
+    /// Queues a request for a reply when all earlier ops are done and, if `share_uploads` is true, the
+    /// kept uploads are shared. Returns the request id.
+    pub fn request_sync(&mut self, share_uploads: bool) -> u64 {
         self.requests += 1;
         let request_id = self.requests;
-        self.push(Body::Sync(v1::Sync { request_id }));
+        self.push(Body::Sync(v1::Sync {
+            request_id,
+            share_uploads,
+        }));
+        request_id
+    }
+
+    /// Waits for the reply to the sync `request_id`, and returns its fault. Drops replies to other
+    /// requests that arrive first.
+    ///
+    /// # Errors
+    ///
+    /// If the session is over.
+    ///
+    /// # Panics
+    ///
+    /// If no reply arrives.
+    pub async fn synced(&mut self, request_id: u64) -> Result<Option<Fault>, SessionError> {
         loop {
             match self.next().await? {
                 Body::Synced(synced) if synced.request_id == request_id => return Ok(synced.fault),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use burn_ir::TensorId;
 
-use super::plan::Task;
+use super::{SyncRequest, plan::Task};
 
 /// Deferred tasks and syncs.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub(super) struct Deferred {
     /// The tasks that wait for a pending value.
     values: HashMap<TensorId, Vec<u64>>,
     /// Syncs, which wait for all work before them: the number of the next task at the
-    /// time, the op number, and the request id.
-    syncs: VecDeque<(u64, u64, u64)>,
+    /// time, the op number, and the request.
+    syncs: VecDeque<(u64, u64, SyncRequest)>,
 }
 
 struct DeferredTask {
@@ -197,14 +197,17 @@ impl Deferred {
     }
 
     /// Defers a sync.
-    pub(super) fn put_sync(&mut self, op_number: u64, request: u64) {
+    pub(super) fn put_sync(&mut self, op_number: u64, request: SyncRequest) {
         self.syncs.push_back((self.next, op_number, request));
     }
 
-    /// Removes the first sync, and returns its op number and request id, if no earlier
+    /// Removes the first sync, and returns its op number and the request, if no earlier
     /// task is deferred and `is_over(op_number)` is true. `is_over` must return whether no
     /// result of an op up to that number is in flight.
-    pub(super) fn next_sync(&mut self, is_over: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
+    pub(super) fn next_sync(
+        &mut self,
+        is_over: impl Fn(u64) -> bool,
+    ) -> Option<(u64, SyncRequest)> {
         let (number, op_number, request) = *self.syncs.front()?;
         let first = self.waiting.first_key_value().map(|(first, _)| *first);
         if first.is_some_and(|first| first < number) || !is_over(op_number) {

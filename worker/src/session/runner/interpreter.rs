@@ -18,7 +18,7 @@ use super::{
         snapshot::{Header, Snapshot, SnapshotError},
         uploads::UploadBytes,
     },
-    Reply,
+    Reply, SyncRequest,
     capture::{Capture, restore_tensors},
     fault::{CurrentOp, FaultContext, UnreportedFaults},
     outcome::OutcomeRecorder,
@@ -177,7 +177,7 @@ impl Interpreter {
 
     /// Waits until the device has executed everything, and reports the oldest fault that
     /// no reply has reported.
-    pub(super) fn sync(&mut self, request: u64) -> Reply {
+    pub(super) fn sync(&mut self, request: SyncRequest) -> Reply {
         let context = self.current.context("Sync");
         self.current.begin("Sync");
         let synced = self.tensors.sync();

@@ -182,7 +182,11 @@ impl Program {
     /// Returns the faults that no reply has reported.
     fn unreported(&mut self) -> Vec<Fault> {
         let interpreter = &mut self.interpreter;
-        let mut next = || match interpreter.sync(1) {
+        let request = SyncRequest {
+            id: 1,
+            shares_uploads: false,
+        };
+        let mut next = || match interpreter.sync(request) {
             Reply::Synced { fault, .. } => fault,
             _ => panic!("it is the reply to a sync"),
         };

@@ -33,9 +33,7 @@ pub(crate) enum Work {
         request: u64,
         tensor: TensorIr,
     },
-    Sync {
-        request: u64,
-    },
+    Sync(SyncRequest),
     Seed(u64),
     /// Captures the state, once all earlier work is done.
     Mark(Mark),
@@ -49,6 +47,14 @@ pub(crate) enum Work {
         capability: Capability,
         from: u32,
     },
+}
+
+/// A request for a reply when all earlier work is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SyncRequest {
+    pub(crate) id: u64,
+    /// Whether the session's kept uploads are to be shared before the reply.
+    pub(crate) shares_uploads: bool,
 }
 
 /// A reply to the client.
@@ -66,7 +72,7 @@ pub(crate) enum Reply {
         context: FaultContext,
     },
     Synced {
-        request: u64,
+        request: SyncRequest,
         fault: Option<Arc<Fault>>,
     },
     /// The state of the session at a mark.

@@ -88,7 +88,7 @@ fn only_ops_that_need_a_result_wait_for_it() {
     harness.read(1, &kept(2));
     harness.read(2, &kept(3));
     harness.read(3, &kept(2));
-    harness.client.push(Body::Sync(v1::Sync { request_id: 4 }));
+    harness.sync(4, false);
     harness.ops(&[add(2, 2, 4), add(3, 2, 5), add(2, 4, 6)]);
     harness.read(5, &used(6));
     harness.read(6, &kept(5));
@@ -176,7 +176,7 @@ fn long_queue_of_deferred_ops_resumes_in_order() {
         }));
     }
     harness.ops(&ops);
-    harness.client.push(Body::Sync(v1::Sync { request_id: 9 }));
+    harness.sync(9, false);
     harness.read(1, &kept(1 + 10 * calls));
     for call in 0..calls {
         harness.run_all();

@@ -178,6 +178,13 @@ impl SessionHarness {
         }));
     }
 
+    pub(super) fn sync(&mut self, request_id: u64, share_uploads: bool) {
+        self.client.push(Body::Sync(v1::Sync {
+            request_id,
+            share_uploads,
+        }));
+    }
+
     /// Delivers at most `count` frames from the client.
     pub(super) fn deliver(&mut self, count: usize) -> Result<(), InboundError> {
         for _ in 0..count {
