@@ -281,7 +281,7 @@ impl TensordClient {
     }
 }
 
-fn no_reply_error() -> ExecutionError {
+pub(crate) fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the session ended before it answered")
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use burn::tensor::Device;
+use burn::{backend::ExecutionError, tensor::Device};
 use burn_remote::server::ServeError;
 use tensord_proto::{ids::LeaseId, share::WHOLE_PERMILLE, v1};
 use tensord_session::{Cohort, LEASE_DROPPED};
@@ -29,7 +29,7 @@ pub use self::{
 };
 use crate::{
     StandingError,
-    backend::{Registration, TensordDevice},
+    backend::{Registration, TensordDevice, no_reply_error},
     blocking::block_on,
     bridge::{self, Bridge},
     control::{handle::ControlHandle, lease_watch::LeaseWatch},
@@ -227,6 +227,47 @@ impl Lease {
             tensor_bytes_up: sum(|session| session.counters.tensors_up.load(Ordering::Relaxed)),
             tensor_bytes_down: sum(|session| session.counters.tensors_down.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Has the workers offer the uploads of this lease to your other leases while this one runs, as they do
+    /// when it has ended. So a program that runs a model on several leases uploads the weights once for all
+    /// leases on a host: load the model on the first one, call this, then request the others.
+    ///
+    /// Blocks until the devices have done all that was requested of them and the workers offer the uploads to
+    /// sessions that open later. The devices go on meanwhile. Each worker copies and hashes the uploads that it
+    /// keeps and has not shared before, and holds the copies in its memory, in addition: in half of its
+    /// `--upload-cache`, for all programs of all tenants. What does not fit is not shared, and other
+    /// leases upload it again. A worker that is older than this function does nothing.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tensord_client::{LeaseRequest, Pool};
+    ///
+    /// let pool = Pool::connect_env()?;
+    /// let first = pool.lease(LeaseRequest::devices(1))?;
+    /// // … load the weights …
+    /// first.share_uploads()?;
+    /// let second = pool.lease(LeaseRequest::devices(1))?;
+    /// // … load the weights: if it is on the same host, they are there already …
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::sync`]: the first failure of an op that was not reported before, or why a session has
+    /// ended. The uploads of the other devices are shared all the same.
+    pub fn share_uploads(&self) -> Result<(), ExecutionError> {
+        // Burn's client may have ops that it has not passed on.
+        let synced = self.devices().iter().map(Device::sync);
+        let synced = synced.fold(Ok(()), Result::and);
+        let sessions = self.lease_devices.iter().map(|it| &it.session);
+        let answers: Vec<_> = sessions.map(|session| session.share_uploads()).collect();
+        let answers = answers.into_iter().map(|answer| {
+            // Without a limit, as the driver answers when it gives the worker up.
+            let answer = block_on(answer, None).and_then(Result::ok);
+            answer.unwrap_or_else(|| Err(no_reply_error()))
+        });
+        answers.fold(synced, Result::and)
     }
 
     /// Returns what the lease could go on from if it lost its processes or workers now.

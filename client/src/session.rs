@@ -299,6 +299,16 @@ impl Session {
     /// receiver of it. Blocks while the session is [full](State::is_full), but not until the
     /// reply arrives.
     pub(crate) fn sync(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
+        self.record_sync(false)
+    }
+
+    /// As [`sync`](Self::sync), and has the worker offer the kept uploads of this session to the
+    /// tenant's later sessions before it replies.
+    pub(crate) fn share_uploads(&self) -> oneshot::Receiver<Result<(), ExecutionError>> {
+        self.record_sync(true)
+    }
+
+    fn record_sync(&self, share_uploads: bool) -> oneshot::Receiver<Result<(), ExecutionError>> {
         let (answer, answered) = oneshot::channel();
         let mut state = self.lock();
         match &state.end {
@@ -307,7 +317,7 @@ impl Session {
             Some(end) => drop(answer.send(Err(end.error()))),
             None => {
                 let waits_for_acks = state.policy.waits_for_acks();
-                let driver_waits = state.record_sync(answer, false);
+                let driver_waits = state.record_sync(answer, share_uploads);
                 self.send_now(state, driver_waits, waits_for_acks);
             }
         }

@@ -99,6 +99,59 @@ fn repeated_uploads_are_cached_across_epochs_and_programs() {
     });
 }
 
+/// Uploads 8 MiB to a lease, checks that they have arrived, and returns how many tensor bytes that has
+/// sent.
+fn load(lease: &Lease) -> u64 {
+    let before = lease.traffic().tensor_bytes_up;
+    let device = &lease.devices()[0];
+    let uploads: Vec<_> = (0..8).map(|at| upload(content(at), device)).collect();
+    for (at, uploaded) in uploads.into_iter().enumerate() {
+        let read = data::into_data(uploaded).unwrap();
+        assert!(read.try_to_vec::<f32>().unwrap() == content(at));
+    }
+    lease.traffic().tensor_bytes_up - before
+}
+
+#[test]
+fn running_lease_shares_its_uploads_when_asked_to() {
+    const ALL: u64 = 8 << 20;
+    let cluster = Cluster::start(&["flex*5"]);
+    let pool = cluster.pool();
+    let lease = |devices| pool.lease(LeaseRequest::devices(devices)).unwrap();
+    let first = lease(2);
+    assert_eq!(load(&first), ALL);
+    let second = lease(1);
+    assert_eq!(load(&second), ALL, "nothing was shared");
+    first.share_uploads().unwrap();
+    let third = lease(1);
+    assert_eq!(load(&third), 0);
+    // The first lease goes on, and shares what it uploads later, too.
+    assert_eq!(load(&first), 0);
+    let later = content(100);
+    drop(upload(later.clone(), &first.devices()[1]));
+    first.share_uploads().unwrap();
+    first.share_uploads().unwrap();
+    drop(first);
+    let fourth = lease(1);
+    drop(upload(later, &fourth.devices()[0]));
+    fourth.devices()[0].sync().unwrap();
+    assert_eq!(load(&fourth), 0);
+    assert_eq!(fourth.traffic().tensor_bytes_up, 0);
+}
+
+#[test]
+fn uploads_that_are_not_kept_are_not_shared() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex*2", &["--upload-cache", "0"]);
+    cluster.wait_for_workers(1);
+    let pool = cluster.pool();
+    let lease = || pool.lease(LeaseRequest::devices(1)).unwrap();
+    let first = lease();
+    let sent = load(&first);
+    first.share_uploads().unwrap();
+    assert_eq!(load(&lease()), sent);
+}
+
 #[test]
 fn uploads_block_while_the_program_is_far_ahead() {
     let mut cluster = Cluster::start(&[]);

@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use tensord_client::{Durability, Lease, LeaseRequest};
+use burn::tensor::{Device, Distribution, Float, Int, Tensor, TensorData};
+use tensord_client::{Durability, Lease, LeaseRequest, data};
 use tensord_testkit::{
     cluster::{Cluster, Process},
     models::{Classifier, Cnn, Mlp, Transformer},
@@ -70,6 +70,35 @@ fn cnn_trains_on_when_its_process_is_killed() {
 #[test]
 fn transformer_trains_on_when_its_process_is_killed() {
     check::<Transformer>(&[5], 20);
+}
+
+#[test]
+fn session_shares_its_uploads_again_when_its_process_is_killed() {
+    let cluster = Cluster::start(&["flex*2"]);
+    let first = lease(&cluster);
+    let device = &first.devices()[0];
+    let upload = |value: f32, device: &Device| {
+        data::from_data::<1, Float>(TensorData::new(vec![value; 1 << 18], [1 << 18]), device)
+    };
+    let kept = upload(1.0, device);
+    first.share_uploads().unwrap();
+    wait_for_snapshot(&cluster);
+    kill_process(&cluster);
+    // The new process does not know what the other one has shared.
+    let later = upload(2.0, device);
+    first.share_uploads().unwrap();
+    assert_eq!((kept + later).mean().into_scalar::<f32>(), 3.0);
+    let second = lease(&cluster);
+    for value in [1.0, 2.0] {
+        let uploaded = upload(value, &second.devices()[0]);
+        assert_eq!(uploaded.mean().into_scalar::<f32>(), value);
+    }
+    assert_eq!(second.traffic().tensor_bytes_up, 0);
+    let log = worker(&cluster).log();
+    assert!(
+        log.contains("the lease goes on in another process"),
+        "{log}"
+    );
 }
 
 /// Uploads, draws and reads large tensors, which cross on the track for bulk bytes, and calls
