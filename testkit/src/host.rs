@@ -67,7 +67,7 @@ pub fn has(kind: &str) -> bool {
 }
 
 /// Returns whether `TENSORD_REQUIRE` names `what`.
-pub(crate) fn is_required(what: &str) -> bool {
+pub fn is_required(what: &str) -> bool {
     let required = std::env::var("TENSORD_REQUIRE").unwrap_or_default();
     required.split(',').any(|one| one.trim() == what)
 }
