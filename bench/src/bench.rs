@@ -12,6 +12,7 @@ mod ops;
 mod read;
 mod rtt;
 mod scheduler;
+mod serve;
 mod sharing;
 mod step;
 mod transfer;
@@ -56,6 +57,8 @@ pub(crate) enum Bench {
     Durability,
     /// [`scheduler`].
     Scheduler,
+    /// [`serve`].
+    Serve,
     /// [`sharing`].
     Sharing,
     /// [`weights`].
@@ -64,7 +67,7 @@ pub(crate) enum Bench {
 
 impl Bench {
     /// All benches, in the order in which they run.
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Ops,
         Self::Wire,
         Self::Step,
@@ -80,6 +83,7 @@ impl Bench {
         Self::Attack,
         Self::Durability,
         Self::Scheduler,
+        Self::Serve,
         Self::Sharing,
         Self::Weights,
     ];
@@ -102,6 +106,7 @@ impl Bench {
             Self::Attack => "attack",
             Self::Durability => "durability",
             Self::Scheduler => "scheduler",
+            Self::Serve => "serve",
             Self::Sharing => "sharing",
             Self::Weights => "weights",
         }
@@ -125,6 +130,7 @@ impl Bench {
             Self::Attack => "training on a worker that is under attack",
             Self::Durability => "cost of snapshots, and time to go on after a process died",
             Self::Scheduler => "leases placed per second in a large pool",
+            Self::Serve => "what a server of models costs, and answers at ten times its load",
             Self::Sharing => "how exactly leases share the time of a device",
             Self::Weights => "time to load the weights of a model",
         }
@@ -152,6 +158,7 @@ impl Bench {
             Self::Attack => attack::run(context),
             Self::Durability => durability::run(context),
             Self::Scheduler => scheduler::run(context),
+            Self::Serve => serve::run(context),
             Self::Sharing => sharing::run(context),
             Self::Weights => weights::run(context),
         }

@@ -83,6 +83,12 @@ pub(crate) enum Command {
     /// Receives and sends bytes over TCP and TLS
     #[command(hide = true)]
     ServePlain,
+    /// Requests inferences at a given rate
+    #[command(hide = true)]
+    Load {
+        /// The task, as JSON
+        task: String,
+    },
     /// Sends frames back over tensord's links
     #[command(hide = true)]
     ServeEcho,

@@ -16,6 +16,7 @@ mod fleet;
 mod gloo;
 mod hostile;
 mod link;
+mod load;
 mod loopback;
 mod models;
 mod namespace_entry;
@@ -72,6 +73,7 @@ fn work(cli: &Cli) -> Result<()> {
         Some(Command::ServeWebsocket) => remote::serve_websocket(&runtime()?),
         Some(Command::ServeIroh) => remote::serve_iroh(&runtime()?),
         Some(Command::ServePlain) => plain::serve(&runtime()?),
+        Some(Command::Load { task }) => load::serve(task, &runtime()?),
         Some(Command::ServeEcho) => link::serve_echo(&runtime()?),
         Some(Command::Relay(options)) => relay::run(options.route()),
         Some(Command::Mesh(options)) => {

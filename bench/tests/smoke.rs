@@ -48,6 +48,12 @@ const FIELDS: &[&str] = &[
     "/attack/cnn/speed_ratio",
     "/scheduler/placements_per_s",
     "/scheduler/p99_ms",
+    "/serve/batch1_rps",
+    "/serve/batch32_rps",
+    "/serve/direct_batch32_rps",
+    "/serve/added_ms",
+    "/serve/p99_ms",
+    "/serve/failed",
 ];
 
 fn bench(args: &[&str]) -> Vec<u8> {
