@@ -3,6 +3,7 @@
 use super::Engine;
 use super::durable::RECORDED_KEEPER_TIMEOUT;
 use super::requests::RANK_INTERVAL;
+use crate::command::Command;
 use crate::time::Timestamp;
 
 impl Engine {
@@ -11,8 +12,13 @@ impl Engine {
     pub(super) fn place(&mut self) {
         loop {
             self.move_leases();
-            let granted = self.granted;
+            let (granted, commands) = (self.granted, self.commands.len());
             self.process_queue();
+            // A request that is refused may have been the first within a guarantee. The next one is entitled to devices
+            // now, and some may have to be held back for it.
+            let mut commands = self.commands.iter().skip(commands);
+            let has_refused = commands.any(|it| matches!(it, Command::Refused { .. }));
+            let is_next_entitled = has_refused && !self.queue.is_empty();
             // A lease may go on beside one that has got a share of a device. A grant may bring a tenant beyond its
             // guarantee, and a reclaim may bring one within it.
             let is_newly_shared = self.pool.take_newly_shared();
@@ -22,6 +28,7 @@ impl Engine {
             let may_go_on = self.granted != granted && self.has_limited_spot_that_waits();
             if !is_shared
                 && !may_go_on
+                && !is_next_entitled
                 && !self.drop_stale_holds()
                 && !self.suspend_idle()
                 && !self.reclaim()

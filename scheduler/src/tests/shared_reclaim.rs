@@ -2,6 +2,7 @@
 
 use tensord_proto::share::DeviceShare;
 
+use super::property::{Op, check_any};
 use super::reclaim::reclaimed;
 use super::shares::{GIB, granted_share, part, request_part, request_share, request_whole};
 use super::suspension::{end_and_keep, hold};
@@ -257,4 +258,38 @@ fn shares_of_a_lost_worker_go_on_at_the_same_time() {
     let held = engine.held_back().values().flatten();
     let held = held.map(|(lease, share)| (lease.0, share.unwrap().permille));
     assert_eq!(held.collect::<Vec<_>>(), [(10, 500), (20, 300)]);
+}
+
+/// Tenant `b` has requests within its guarantee for two devices and for one. A worker leaves, so the first cannot be
+/// granted any more and is refused. In the same event, the device of a lease that can be ended is held back for the second.
+#[test]
+fn room_is_held_back_for_the_next_request_when_the_first_is_refused() {
+    let demand = |devices, share_permille, may_end| Demand {
+        share_permille,
+        may_end,
+        ..demand_of(devices, Some("cuda"))
+    };
+    let request = |client, demand| Op::Request {
+        client,
+        demand,
+        priority: 0,
+    };
+    check_any(vec![
+        Op::WorkerLeft { worker: 1 },
+        request(0, demand(1, None, false)),
+        Op::Join {
+            worker: 1,
+            changed: false,
+        },
+        Op::Attach {
+            client: 2,
+            give_up: 0,
+            outdated: 0,
+        },
+        request(0, demand(1, Some(250), true)),
+        request(2, demand(2, None, false)),
+        request(2, demand(1, None, false)),
+        Op::SetPolicy { which: 1 },
+        Op::WorkerLeft { worker: 2 },
+    ]);
 }
