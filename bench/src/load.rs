@@ -57,6 +57,8 @@ pub(crate) struct LoadResult {
     pub(crate) refused: usize,
     /// Answered with another error, too late, or not at all.
     pub(crate) failed: usize,
+    /// Not sent, as all connections had requests without an answer.
+    pub(crate) unsent: usize,
     /// Requests answered within their deadlines, per second.
     pub(crate) per_s: f64,
     /// The latencies of those: half of them, and 99 of 100, are below.
@@ -114,6 +116,7 @@ enum Outcome {
     Answered(f64),
     Refused,
     Failed,
+    Unsent,
 }
 
 async fn send(load: Load) -> Result<LoadResult> {
@@ -144,7 +147,7 @@ async fn send(load: Load) -> Result<LoadResult> {
             Ok(stream) => stream,
             Err(_) if waits => idle.recv().await.context("there is no connection")?,
             Err(_) => {
-                outcomes.push(Outcome::Failed);
+                outcomes.push(Outcome::Unsent);
                 continue;
             }
         };
@@ -235,6 +238,7 @@ fn summary(outcomes: &[Outcome], seconds: f64) -> LoadResult {
             Outcome::Answered(ms) => latencies.push(*ms),
             Outcome::Refused => result.refused += 1,
             Outcome::Failed => result.failed += 1,
+            Outcome::Unsent => result.unsent += 1,
         }
     }
     latencies.sort_by(f64::total_cmp);
@@ -258,9 +262,11 @@ mod tests {
             Outcome::Refused,
             Outcome::Answered(1.0),
             Outcome::Failed,
+            Outcome::Unsent,
         ];
         let found = summary(&outcomes, 2.0);
-        assert_eq!((found.answered, found.refused, found.failed), (2, 1, 1));
+        assert_eq!((found.answered, found.refused), (2, 1));
+        assert_eq!((found.failed, found.unsent), (1, 1));
         assert_eq!((found.per_s, found.median_ms), (1.0, 2.0));
         assert_eq!(summary(&[], 1.0).per_s, 0.0);
     }
