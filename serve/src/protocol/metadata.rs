@@ -1,4 +1,4 @@
-//! What a server tells about itself and its models, in JSON. `grpc.rs` makes its messages of the same values.
+//! The metadata of a server and of its models, in JSON. `grpc.rs` makes its messages of the same values.
 
 use serde::Serialize;
 

@@ -1,7 +1,6 @@
 //! The elements of a tensor in JSON, parsed straight into little-endian bytes.
 //!
-//! The text is that of a `RawValue`, so it is known to be JSON, and its tokens are all that is left to tell apart. There
-//! is no recursion, however deep the lists are, and never more bytes than the shape has.
+//! The text is that of a `RawValue`, so it is valid JSON, and only its tokens must be recognised. There is no recursion, however deep the lists are, and never more bytes than the shape has.
 
 use burn::tensor::{bf16, f16};
 
