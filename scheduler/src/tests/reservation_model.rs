@@ -288,12 +288,13 @@ impl World {
 
     /// A request that was granted is not one that comes after another of its tenant with a reservation of these
     /// devices, unless it can be suspended; then it has passed that one. A request that has arrived in this
-    /// event is the last.
+    /// event is the last. `has_reclaimed` is whether leases were suspended for others in this event.
     pub(super) fn check_passed(
         &self,
         before: &Before,
         granted: &SimRequest,
         devices: &[DeviceSpec],
+        has_reclaimed: bool,
     ) {
         let now = self.reserved_now();
         for (lease, classes) in &before.reserved {
@@ -308,8 +309,9 @@ impl World {
             };
             let known = self.engine.leases().get(granted.lease);
             let is_passed = known.is_none_or(|known| known.passed.contains(lease));
-            // While several are granted, others may be next for a moment, or within the guarantee.
-            let is_one_of_several = self.granted.len() > 1;
+            // While several are granted, others may be next for a moment, or within the guarantee. So may be another
+            // tenant before leases are suspended: what it had counts anew with time.
+            let is_one_of_several = self.granted.len() > 1 || has_reclaimed;
             let is_guaranteed =
                 is_one_of_several || self.leases.is_none() || !self.is_borrowed(granted.lease);
             // Whether it ends in time was decided with what others had at that moment.

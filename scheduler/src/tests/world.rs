@@ -317,8 +317,11 @@ impl World {
             .extend(leases.map(|(id, lease)| (id, lease.charge.clone())));
         self.check_trades(&event, &commands, &pool_before);
         if !matches!(event, Event::SetPriority { .. }) {
+            let is_reclaimed =
+                |it: &Command| matches!(it, Command::Suspended { cause: Some(_), .. });
+            let has_reclaimed = commands.iter().any(is_reclaimed);
             for (granted, devices) in granted {
-                self.check_passed(&before, &granted, &devices);
+                self.check_passed(&before, &granted, &devices, has_reclaimed);
             }
         }
     }
