@@ -39,8 +39,6 @@ pub(crate) enum Item {
     /// The first request id, the tensors to read, with consecutive request ids, and the bytes
     /// of credit that all of the reads return together.
     Reads(u64, Vec<TensorIr>, usize),
-    /// The next round of sharing kept uploads is due.
-    ShareUploads,
     /// The client closes the session.
     Close,
 }

@@ -127,7 +127,7 @@ impl StandaloneSession {
                     self.plan(Work::Read { request, tensor }, 0)?;
                 }
             }
-            Some(Item::ShareUploads | Item::Close) | None => {}
+            Some(Item::Close) | None => {}
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use super::{
     inbound::Item,
     runner::{Reply, Runner, Step, Work},
     uploads::Payload,
+    work_queue::Pause,
 };
 use crate::{
     executor::{TimeSliceEnd, TimeSliced},
@@ -107,8 +108,15 @@ impl<'a> TimeSlice<'a> {
             if !self.runner.replies_next() {
                 // Consecutive replies are sent together, and no reply waits for an op.
                 self.wake_writer();
-            } else if self.block_if_full() {
-                return Some(TimeSliceEnd::Parked);
+            } else {
+                match self.block_if_full() {
+                    Pause::No => {}
+                    Pause::Blocked => return Some(TimeSliceEnd::Parked),
+                    Pause::SharingDue => {
+                        self.feed();
+                        continue;
+                    }
+                }
             }
             self.session.op_progress.begin_step();
             match self.step() {
@@ -172,18 +180,17 @@ impl<'a> TimeSlice<'a> {
     /// has room.
     fn feed(&mut self) {
         loop {
-            let (item, outcomes) = self.session.work_queue.take(self.runner.has_room());
-            for (ticket, outcome) in outcomes {
+            let taken = self.session.work_queue.take(self.runner.has_room());
+            for (ticket, outcome) in taken.outcomes {
                 self.runner.on_outcome(ticket, outcome);
             }
-            let planned = match item {
+            if taken.shares_uploads {
+                self.session.share(self.runner.take_unshared());
+            }
+            let planned = match taken.item {
                 Some(Item::Work(work, credit)) => self.runner.plan(work, credit),
                 Some(Item::Reads(first, tensors, credit)) => {
                     self.plan_reads(first, tensors, credit)
-                }
-                Some(Item::ShareUploads) => {
-                    self.session.share(self.runner.take_unshared());
-                    Ok(())
                 }
                 Some(Item::Close) => {
                     self.runner.plan_close();
@@ -212,20 +219,20 @@ impl<'a> TimeSlice<'a> {
         Ok(())
     }
 
-    /// Returns whether the session must pause until the client acknowledges replies, reads
+    /// Blocks the session if it must pause until the client acknowledges replies, reads
     /// in flight complete, or requests are passed on to peers.
-    fn block_if_full(&self) -> bool {
+    fn block_if_full(&self) -> Pause {
         let Session {
             work_queue,
             outbound,
             peer_requests,
             ..
         } = &**self.session;
-        let blocked = work_queue.block_if_full(|| outbound.is_full() || peer_requests.is_full());
-        if blocked {
+        let pause = work_queue.block_if_full(|| outbound.is_full() || peer_requests.is_full());
+        if pause == Pause::Blocked {
             debug!(session = %self.session.id, "the session waits until its client reads answers, or its device has read values");
         }
-        blocked
+        pause
     }
 
     fn reply(&mut self, reply: Reply) {

@@ -17,7 +17,7 @@ use tensord_proto::v1::Fault;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::{Session, inbound::Item, runner::Runner};
+use super::{Session, runner::Runner};
 use crate::blobs::Keeping;
 
 /// How long a round may take until its syncs are answered all the same. Copying and hashing a GiB
@@ -111,6 +111,10 @@ impl Session {
 
     fn end_round(self: &Arc<Self>) {
         let (ended, has_next) = self.upload_sharing.end_round();
+        if has_next {
+            // Only the executor has the runner, which has the uploads.
+            self.schedule(self.work_queue.push_sharing());
+        }
         for (request, fault) in ended {
             // No reply may follow `Closed`.
             if !self.has_ended() {
@@ -119,10 +123,5 @@ impl Session {
             self.schedule(self.work_queue.end_read(0));
         }
         self.outbound.wake_writer();
-        if has_next {
-            // Only the executor has the runner, which has the uploads.
-            let item = Item::ShareUploads;
-            self.schedule(self.work_queue.push(item, |_| false));
-        }
     }
 }

@@ -45,6 +45,26 @@ impl Schedule {
     }
 }
 
+/// What the executor takes at a time.
+pub(super) struct Taken {
+    pub(super) item: Option<Item>,
+    /// Outcomes of all-reduces and transfers, by ticket.
+    pub(super) outcomes: Vec<(u64, Outcome)>,
+    /// Whether the next round of sharing kept uploads is due.
+    pub(super) shares_uploads: bool,
+}
+
+/// Whether a session pauses before its next reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pause {
+    No,
+    /// The session is marked as blocked and not scheduled.
+    Blocked,
+    /// The session would be blocked, but the caller must take what is due first: it may be the round that the
+    /// reads in flight wait for.
+    SharingDue,
+}
+
 /// Work of a session that waits for the executor.
 #[derive(Default)]
 pub(super) struct WorkQueue {
@@ -60,6 +80,9 @@ struct State {
     /// Outcomes of all-reduces and transfers, by ticket. There is at most one per
     /// request.
     outcomes: Vec<(u64, Outcome)>,
+    /// Whether the next round of sharing kept uploads is due. It does not wait behind items: these
+    /// may be syncs that are answered after that round.
+    shares_uploads: bool,
     /// Credit in bytes of chunks that arrived while payloads were queued. It is returned
     /// when the queue is empty. So the queued payloads are bounded, but a payload that
     /// arrives while none is queued may have any size.
@@ -145,6 +168,16 @@ impl WorkQueue {
         Schedule::queue_if(state.schedule())
     }
 
+    /// Makes the next round of sharing kept uploads due.
+    pub(super) fn push_sharing(&self) -> Schedule {
+        let mut state = lock(&self.state);
+        if state.end.is_some() {
+            return Schedule::No;
+        }
+        state.shares_uploads = true;
+        Schedule::queue_if(state.schedule())
+    }
+
     /// Ends the pause of a session that was blocked.
     pub(super) fn unblock(&self) -> Schedule {
         let mut state = lock(&self.state);
@@ -182,6 +215,7 @@ impl WorkQueue {
         state.items.clear();
         state.payloads.clear();
         state.outcomes.clear();
+        state.shares_uploads = false;
         (state.blocked, state.awaits_payload) = (false, false);
         Schedule::queue_if(state.schedule())
     }
@@ -191,14 +225,18 @@ impl WorkQueue {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Takes the next item, if `has_room` is true, and all outcomes.
-    pub(super) fn take(&self, has_room: bool) -> (Option<Item>, Vec<(u64, Outcome)>) {
+    /// Takes the next item, if `has_room` is true, and all else.
+    pub(super) fn take(&self, has_room: bool) -> Taken {
         let mut state = lock(&self.state);
         let item = match has_room {
             true => state.items.pop_front(),
             false => None,
         };
-        (item, take(&mut state.outcomes))
+        Taken {
+            item,
+            outcomes: take(&mut state.outcomes),
+            shares_uploads: take(&mut state.shares_uploads),
+        }
     }
 
     /// Takes the next payload. If there is none, the session is marked as not scheduled, and
@@ -222,6 +260,7 @@ impl WorkQueue {
         let state = lock(&self.state);
         let is_waiting = state.scheduled || state.blocked || state.awaits_payload;
         let is_empty = state.items.is_empty() && state.outcomes.is_empty();
+        let is_empty = is_empty && !state.shares_uploads;
         is_empty && !is_waiting && state.reads_in_flight.count == 0
     }
 
@@ -231,24 +270,27 @@ impl WorkQueue {
     pub(super) fn try_go_idle(&self, has_room: bool) -> bool {
         let mut state = lock(&self.state);
         let has_items = !state.items.is_empty() && has_room;
-        if has_items || !state.outcomes.is_empty() || state.end.is_some() {
+        let has_outcomes = !state.outcomes.is_empty() || state.shares_uploads;
+        if has_items || has_outcomes || state.end.is_some() {
             return false;
         }
         state.scheduled = false;
         true
     }
 
-    /// Returns whether the session must pause: until reads in flight complete, or because
-    /// `is_full`, which is called under the lock, returns true. If so, the session is
-    /// marked as blocked and not scheduled.
-    pub(super) fn block_if_full(&self, is_full: impl FnOnce() -> bool) -> bool {
+    /// Blocks the session if it must pause: until reads in flight complete, or because
+    /// `is_full`, which is called under the lock, returns true.
+    pub(super) fn block_if_full(&self, is_full: impl FnOnce() -> bool) -> Pause {
         let mut state = lock(&self.state);
         let is_full = is_full() || state.reads_in_flight.is_full();
-        let blocked = state.end.is_none() && is_full;
-        if blocked {
-            (state.blocked, state.scheduled) = (true, false);
+        if state.end.is_some() || !is_full {
+            return Pause::No;
         }
-        blocked
+        if state.shares_uploads {
+            return Pause::SharingDue;
+        }
+        (state.blocked, state.scheduled) = (true, false);
+        Pause::Blocked
     }
 
     /// Marks the session as not scheduled, after its last turn. Returns why it ended.
@@ -274,5 +316,26 @@ impl WorkQueue {
             reads.bytes = reads.bytes.saturating_sub(bytes);
         }
         self.unblock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_does_not_pause_before_it_has_begun_a_round_that_is_due() {
+        let queue = WorkQueue::default();
+        (0..MAX_READS_IN_FLIGHT).for_each(|_| queue.begin_read(0));
+        lock(&queue.state).scheduled = true;
+        assert_eq!(queue.push_sharing(), Schedule::No);
+        assert_eq!(queue.block_if_full(|| false), Pause::SharingDue);
+        assert!(!queue.try_go_idle(false));
+        assert!(queue.take(false).shares_uploads);
+        assert_eq!(queue.block_if_full(|| false), Pause::Blocked);
+        // A round that is due while the session is blocked begins when a read completes.
+        assert_eq!(queue.push_sharing(), Schedule::No);
+        assert_eq!(queue.end_read(0), Schedule::Queue);
+        assert!(queue.take(true).shares_uploads);
     }
 }

@@ -90,7 +90,11 @@ fn syncs_that_wait_for_a_round_are_bounded() {
     let mut harness = SessionHarness::new();
     keep(&mut harness, 0);
     let count = 3 * MAX_READS_IN_FLIGHT as u64;
-    (1..=count).for_each(|request| harness.sync(request, true));
+    for request in 1..=count {
+        // More work than the session plans ahead.
+        (0..4).for_each(|slot| keep(&mut harness, slot));
+        harness.sync(request, true);
+    }
     harness.read(count + 1, &tensor(1, TensorStatus::ReadOnly));
     harness.run_all();
     assert!(harness.values().is_empty(), "the session is paused");
