@@ -45,6 +45,8 @@ pub struct Model {
     pub(crate) version: String,
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
+    /// Whether requests are put together.
+    pub(crate) has_batches: bool,
     pub(crate) load: Arc<Load>,
     pub(crate) replicas: RangeInclusive<usize>,
     pub(crate) batching: Batching,
@@ -80,11 +82,15 @@ impl Model {
             };
             Ok(Box::new(run) as Runner)
         };
+        let (inputs, outputs) = (inputs.specs(), outputs.specs());
+        let mut ports = inputs.iter().chain(&outputs);
+        let has_batches = ports.all(TensorSpec::has_batch);
         Self {
             name: name.into(),
             version: "1".into(),
-            inputs: inputs.specs(),
-            outputs: outputs.specs(),
+            inputs,
+            outputs,
+            has_batches,
             load: Arc::new(load),
             replicas: 1..=1,
             batching: Batching::default(),
@@ -150,12 +156,6 @@ impl Model {
     pub fn lease(mut self, lease: impl Fn() -> LeaseRequest + Send + Sync + 'static) -> Self {
         self.lease = Arc::new(lease);
         self
-    }
-
-    /// Returns whether requests are put together.
-    pub(crate) fn has_batches(&self) -> bool {
-        let mut ports = self.inputs.iter().chain(&self.outputs);
-        ports.all(TensorSpec::has_batch)
     }
 }
 

@@ -175,7 +175,7 @@ impl Replica {
         let sizes = (0..)
             .map(|power| 1_usize << power)
             .take_while(|size| *size < most);
-        let sizes: Vec<_> = match self.served.model.has_batches() {
+        let sizes: Vec<_> = match self.served.model.has_batches {
             true => sizes.chain([most]).collect(),
             false => vec![1],
         };
@@ -186,7 +186,7 @@ impl Replica {
                 |reason: Failure| format!("the model fails for {size} rows of zeros: {reason}");
             let readings = self.forward(|| inputs).map_err(failed)?;
             let outputs = read(readings).await.map_err(failed)?;
-            let rows = self.served.model.has_batches().then_some(size);
+            let rows = self.served.model.has_batches.then_some(size);
             split_outputs(&self.served.model.outputs, outputs, &[size], rows)?;
             debug!(model = self.served.model.name, size, took = ?started.elapsed(), "warmed up");
         }
@@ -275,7 +275,7 @@ impl Replica {
         let rows: usize = requests.iter().map(|it| it.rows).sum();
         let model = &self.served.model;
         let padded_rows = model
-            .has_batches()
+            .has_batches
             .then(|| padded(rows, model.batching.max_size));
         self.served.metrics.batches(rows);
         let since = Instant::now();

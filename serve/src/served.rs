@@ -327,7 +327,7 @@ impl Served {
 
     /// Returns the number of rows of a request, and the shapes without them.
     fn rows(&self, inputs: &[InputTensor]) -> Result<(usize, RowShapes), InferError> {
-        if !self.model.has_batches() {
+        if !self.model.has_batches {
             let shapes = inputs.iter().map(|it| it.shape.clone());
             return Ok((1, shapes.collect()));
         }
