@@ -105,7 +105,7 @@ impl World {
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
         // And a store lacks some snapshot.
         let in_store = leases().filter(|(id, _)| !(id.0 + i as u64).is_multiple_of(3));
-        let in_store = in_store.map(|(id, _)| id);
+        let in_store: BTreeSet<_> = in_store.map(|(id, _)| id).collect();
         let suspended = self.engine.leases().iter();
         let suspended = suspended.filter(|(_, lease)| lease.is_suspended());
         let handed_over = suspended.flat_map(|(lease, known)| {
@@ -138,11 +138,18 @@ impl World {
             handed_over: handed_over.collect(),
             at_keepers: at_keepers.collect(),
             here: here.collect(),
-            in_store: in_store.collect(),
+            in_store: in_store.clone(),
         };
-        // A lease may go on in the same event at the worker that has got its snapshots.
+        // A lease may go on in the same event at the worker that has got its snapshots, or at one that loads them.
         let source = WorkerId(self.workers[i].id);
+        let known = self.workers[i].known.as_ref();
+        let is_connected = known.is_some_and(|known| known.connected);
         for (id, lease) in self.leases.iter_mut().flatten().filter(|_| all) {
+            if is_connected && lease.lease_devices.iter().any(|it| it.worker == source) {
+                let store = store_of(source).filter(|_| in_store.contains(id));
+                lease.stored.remove(&source);
+                lease.stored.extend(store.map(|store| (source, store)));
+            }
             let known = self.engine.leases().get(*id);
             let keeper = known.and_then(|known| known.keepers.get(&source));
             if let Some(keeper) = keeper.filter(|_| lease.is_suspended) {

@@ -57,7 +57,7 @@ impl World {
                 true => are_at_holders(&device_refs, &moved.parts, load_stored),
                 false => {
                     let keeper = moved.keepers.values().next().map(|keeper| keeper.worker);
-                    let store = moved.stored.values().next().map(|stored| stored.store);
+                    let store = moved.stored.values().next().copied();
                     let has_them = |worker: WorkerId| match load_stored.contains(&worker) {
                         true => store.is_some() && store == store_of(worker),
                         false => Some(worker) == keeper,

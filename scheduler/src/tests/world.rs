@@ -15,7 +15,7 @@ use super::share_model::{check_shares, needs_of};
 use super::trading_model::Trades;
 use super::*;
 use crate::device::Share;
-use crate::lease::{Keeper, StoredSessions, SuspendedPart};
+use crate::lease::{Keeper, SuspendedPart};
 use crate::{Amounts, LeaseRecord, RecordChange};
 
 pub(super) struct World {
@@ -155,7 +155,7 @@ pub(super) struct SimLease {
     /// The workers that keep its snapshots, by the engine's choice, by the lease's own workers.
     pub(super) keepers: BTreeMap<WorkerId, Keeper>,
     /// The stores that have its snapshots, by the lease's own workers.
-    pub(super) stored: BTreeMap<WorkerId, StoredSessions>,
+    pub(super) stored: BTreeMap<WorkerId, StoreId>,
     /// When the lease ends because a worker was lost, or a process has died, in ms.
     pub(super) lost_until: Option<u64>,
     /// Whether the lease is suspended, or was and waits for devices.
@@ -307,7 +307,8 @@ impl World {
         for (id, lease) in self.leases.iter_mut().flatten() {
             let known = self.engine.leases().get(*id);
             lease.keepers = known.map_or_else(BTreeMap::new, |known| known.keepers.clone());
-            lease.stored = known.map_or_else(BTreeMap::new, |known| known.stored.clone());
+            let stored = known.into_iter().flat_map(|known| &known.stored);
+            lease.stored = stored.map(|(worker, it)| (*worker, it.store)).collect();
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
             lease.passed = known.map_or_else(BTreeSet::new, |known| known.passed.clone());
         }
