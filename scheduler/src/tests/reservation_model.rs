@@ -82,7 +82,7 @@ impl World {
 
     /// Returns the requests beyond guarantees that are not for spot leases, in the order in which they get
     /// reservations.
-    fn reservation_order(&self) -> Vec<usize> {
+    pub(super) fn reservation_order(&self) -> Vec<usize> {
         let order = self.expected_order();
         // Spot leases do not count.
         let mut used = self.engine.used_by_tenants().clone();

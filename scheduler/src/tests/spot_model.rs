@@ -158,14 +158,15 @@ impl World {
             return;
         }
         let order = self.expected_order();
-        let is_other = !self.engine.reserved_now().is_empty();
-        let Some((first, is_guaranteed)) = order.first() else {
+        let has_guaranteed = order.iter().any(|(_, is_guaranteed)| *is_guaranteed);
+        let is_other = has_guaranteed || !self.engine.reserved_now().is_empty();
+        // They make room in the order of reservations, in which they do not count: otherwise another request could be
+        // the first once some have made room.
+        let first = self.reservation_order().into_iter().next();
+        let Some(first) = first.filter(|_| !is_other) else {
             return;
         };
-        let first = &self.waiting[*first];
-        if is_other || *is_guaranteed || first.demand.is_spot {
-            return;
-        }
+        let first = &self.waiting[first];
         let fits = |device_ref: &DeviceRef| {
             let device = self.device(*device_ref);
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
