@@ -9,6 +9,7 @@
 //! - [`op_round_trip`]: encodes ops and decodes them again.
 //! - [`frames`]: processes bytes as frames, at one end of a session.
 //! - [`duplex`]: exchanges frames between two ends over a connection that fails.
+//! - [`inference`]: decodes bytes as requests for inferences.
 //! - [`execute`]: runs ops through decoder, rules, tensor table and backend. It is not a
 //!   target of libFuzzer but the program `execute`, with an allocator of its own, [`guard`].
 //!
@@ -19,6 +20,7 @@ pub mod duplex;
 pub mod execute;
 pub mod frames;
 pub mod guard;
+pub mod inference;
 pub mod input;
 pub mod memory;
 pub mod op_round_trip;
@@ -31,11 +33,12 @@ use burn_ir::OperationIr;
 pub type Target = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 5] = [
     ("op_stream", op_stream::run),
     ("op_round_trip", op_round_trip::run),
     ("frames", frames::run),
     ("duplex", duplex::run),
+    ("inference", inference::run),
 ];
 
 /// Returns ops as bytes, for comparisons in which a NaN must be equal to itself.

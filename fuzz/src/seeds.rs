@@ -16,7 +16,7 @@ use tensord_proto::{
     },
 };
 
-use crate::{frames, op_round_trip::Step, op_stream};
+use crate::{frames, inference, op_round_trip::Step, op_stream};
 
 /// Returns the seeds of a target.
 ///
@@ -29,6 +29,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "op_round_trip" => programs(),
         "frames" => conversations(),
         "duplex" => scripts(),
+        "inference" => inference::seeds(),
         _ => panic!("there is no fuzz target {target}"),
     }
 }

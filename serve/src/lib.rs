@@ -61,6 +61,8 @@ mod scaling;
 mod served;
 mod server;
 mod signature;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tls;
 
 pub use self::{

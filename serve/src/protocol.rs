@@ -20,7 +20,7 @@ pub(crate) use self::{
 
 /// The generated messages of gRPC.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
-pub(crate) mod messages {
+pub mod messages {
     tonic::include_proto!("inference");
 }
 
