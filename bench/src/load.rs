@@ -28,8 +28,9 @@ use crate::{
     stats::quantile,
 };
 
-/// Most connections at a time.
-const CONNECTIONS: usize = 256;
+/// Most connections at a time: nearly as many as a server takes, and more than wait in the queue of a model, so that
+/// requests are refused there if there are too many.
+const CONNECTIONS: usize = 1000;
 
 /// After this time, a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,10 +54,12 @@ pub(crate) struct Load {
 pub(crate) struct LoadResult {
     /// Answered within their deadlines.
     pub(crate) answered: usize,
-    /// Refused at once, or answered with the error that the deadline has passed.
+    /// Refused at once, as there is too much to do.
     pub(crate) refused: usize,
-    /// Answered with another error, too late, or not at all.
-    pub(crate) failed: usize,
+    /// Answered after the deadline, or with the error that it has passed.
+    pub(crate) late: usize,
+    /// Answered with another error, or not at all.
+    pub(crate) broken: usize,
     /// Not sent, as all connections had requests without an answer.
     pub(crate) unsent: usize,
     /// Requests answered within their deadlines, per second.
@@ -64,6 +67,23 @@ pub(crate) struct LoadResult {
     /// The latencies of those: half of them, and 99 of 100, are below.
     pub(crate) median_ms: f64,
     pub(crate) p99_ms: f64,
+}
+
+impl LoadResult {
+    /// Returns how many requests were sent and not refused.
+    pub(crate) fn accepted(&self) -> usize {
+        self.answered + self.failed()
+    }
+
+    /// Returns how many of those have no answer in time.
+    pub(crate) fn failed(&self) -> usize {
+        self.late + self.broken
+    }
+
+    /// Returns the part of those with an answer in time.
+    pub(crate) fn in_time(&self) -> f64 {
+        self.answered as f64 / self.accepted() as f64
+    }
 }
 
 /// Runs a load in a process of its own.
@@ -115,7 +135,8 @@ enum Outcome {
     /// After so many ms.
     Answered(f64),
     Refused,
-    Failed,
+    Late,
+    Broken,
     Unsent,
 }
 
@@ -191,14 +212,15 @@ async fn send_one(
         if let Ok(stream) = connect(address).await {
             let _ = free.send(stream).await;
         }
-        return Outcome::Failed;
+        return Outcome::Broken;
     };
     // There is room, as it was taken from there.
     let _ = free.send(stream).await;
     match status {
         200 if ms <= deadline_ms as f64 => Outcome::Answered(ms),
-        429 | 504 => Outcome::Refused,
-        _ => Outcome::Failed,
+        200 | 504 => Outcome::Late,
+        429 => Outcome::Refused,
+        _ => Outcome::Broken,
     }
 }
 
@@ -237,7 +259,8 @@ fn summary(outcomes: &[Outcome], seconds: f64) -> LoadResult {
         match outcome {
             Outcome::Answered(ms) => latencies.push(*ms),
             Outcome::Refused => result.refused += 1,
-            Outcome::Failed => result.failed += 1,
+            Outcome::Late => result.late += 1,
+            Outcome::Broken => result.broken += 1,
             Outcome::Unsent => result.unsent += 1,
         }
     }
@@ -261,12 +284,14 @@ mod tests {
             Outcome::Answered(3.0),
             Outcome::Refused,
             Outcome::Answered(1.0),
-            Outcome::Failed,
+            Outcome::Broken,
+            Outcome::Late,
             Outcome::Unsent,
         ];
         let found = summary(&outcomes, 2.0);
         assert_eq!((found.answered, found.refused), (2, 1));
-        assert_eq!((found.failed, found.unsent), (1, 1));
+        assert_eq!((found.failed(), found.unsent), (2, 1));
+        assert_eq!((found.accepted(), found.in_time()), (4, 0.5));
         assert_eq!((found.per_s, found.median_ms), (1.0, 2.0));
         assert_eq!(summary(&[], 1.0).per_s, 0.0);
     }
