@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use crate::{
     access::Access,
     error::InferError,
-    limits::BodyBudget,
+    limits::{BodyBudget, BodyPermit},
     metrics::Metrics,
     protocol::{InferRequest, InferResponse, ModelMetadata, ServerMetadata, TensorMetadata, shown},
     served::{Served, list},
@@ -119,28 +119,37 @@ impl Api {
         })
     }
 
-    /// Computes the answer to a request that arrived at a time, and logs it.
+    /// Computes the answer to a request that arrived at a time, and logs it. `permits`, for the bytes of the request, are
+    /// returned once it is computed. Returns the permit for the outputs of the answer with it.
     pub(crate) async fn infer(
         &self,
         served: &Served,
         request: InferRequest,
+        permits: impl Send,
         arrived: Instant,
         via: Via,
-    ) -> Result<InferResponse, InferError> {
+    ) -> Result<(InferResponse, BodyPermit), InferError> {
         let id = request.id.clone();
         let answered = served.infer(request, arrived).await;
+        drop(permits);
+        let answered = answered.and_then(|(response, computed)| {
+            let mut permit = BodyPermit::default();
+            let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();
+            self.budget.take(bytes, &mut permit)?;
+            Ok((response, permit, computed))
+        });
         let took = arrived.elapsed();
         let (model, version) = (&served.model.name, &served.model.version);
         let Via { protocol, peer } = via;
         match answered {
-            Ok((response, computed)) => {
+            Ok((response, permit, computed)) => {
                 served.metrics.request(protocol, "ok", Some(computed.took));
                 info!(
                     target: "tensord_serve::access",
                     protocol, ?peer, model, version, id,
                     rows = computed.rows, batch_rows = computed.batch_rows, ?took, "answered"
                 );
-                Ok(response)
+                Ok((response, permit))
             }
             Err(error) => {
                 Self::refused(served, &id, &error, arrived, via);

@@ -65,11 +65,16 @@ pub(crate) fn routes(api: Arc<Api>) -> Router {
         .layer(middleware::from_fn_with_state(api, check_and_read))
 }
 
-/// Checks the token of a call, and reads its body within the limits of the server.
+/// Checks the token of a call, and reads its body within the limits of the server. The answer counts until it is sent.
 async fn check_and_read(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    match checked(&api, request).await {
-        Ok(request) => next.run(request).await,
-        Err(error) => Status::from(error).into_http(),
+    let request = match checked(&api, request).await {
+        Ok(request) => request,
+        Err(error) => return Status::from(error).into_http(),
+    };
+    let mut response = next.run(request).await;
+    match response.extensions_mut().remove::<Arc<BodyPermit>>() {
+        Some(permit) => response.map(|body| permit.keep_until_sent(body)),
+        None => response,
     }
 }
 
@@ -225,12 +230,22 @@ impl GrpcInferenceService for Service {
             error
         };
         served.admit().map_err(refused)?;
+        let has_numbers = message.raw_input_contents.is_empty();
         let mut request = grpc::decode(message).map_err(refused)?;
         request.timeout = request.timeout.into_iter().chain(timeout).min();
-        let response = self.api.infer(served, request, arrived, via).await?;
-        // The permit for the body.
-        drop(extensions);
-        Ok(grpc::encode(response).into())
+        let mut elements = BodyPermit::default();
+        if has_numbers {
+            let bytes = request.inputs.iter().map(|it| it.bytes.len()).sum();
+            let taken = self.api.budget.take(bytes, &mut elements);
+            taken.map_err(refused)?;
+        }
+        // The extensions have the permit for the message.
+        let permits = (extensions, elements);
+        let computing = self.api.infer(served, request, permits, arrived, via);
+        let (response, permit) = computing.await?;
+        let mut answer = tonic::Response::new(grpc::encode(response));
+        answer.extensions_mut().insert(Arc::new(permit));
+        Ok(answer)
     }
 }
 

@@ -18,9 +18,10 @@ use tower_http::{
 use crate::{
     api::{Api, Via},
     error::InferError,
+    limits::BodyPermit,
     metrics,
     offload::offload,
-    protocol::{ErrorBody, ModelMetadata, ServerMetadata, json, shown},
+    protocol::{ErrorBody, InferRequest, ModelMetadata, ServerMetadata, json, shown},
 };
 
 /// The header with the number of bytes of JSON that come before the bytes of tensors.
@@ -154,16 +155,21 @@ async fn infer(
     };
     // Before the body is read: a server that has too much to do must not spend its time on that.
     served.admit().map_err(refused)?;
-    let (request, _permit) = read(&api, &headers, body).await.map_err(refused)?;
+    let (request, permit) = read(&api, &headers, body).await.map_err(refused)?;
     // From its last byte on, so that a slow sender does not take the time of the model.
-    let response = api.infer(served, request, Instant::now(), via).await?;
+    let computing = api.infer(served, request, permit, Instant::now(), via);
+    let (response, mut permit) = computing.await?;
     let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();
     let encoded = offload(bytes, move || Ok(json::encode(&response))).await?;
+    // JSON may be longer than the outputs.
+    let taken = api.budget.take(encoded.body.len(), &mut permit);
+    taken.map_err(refused)?;
+    let body = Arc::new(permit).keep_until_sent(encoded.body.into());
     let content_type = match encoded.header_len {
         Some(_) => "application/octet-stream",
         None => "application/json",
     };
-    let mut response = ([(header::CONTENT_TYPE, content_type)], encoded.body).into_response();
+    let mut response = ([(header::CONTENT_TYPE, content_type)], body).into_response();
     if let Some(length) = encoded.header_len {
         response
             .headers_mut()
@@ -177,7 +183,7 @@ async fn read(
     api: &Api,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(crate::protocol::InferRequest, crate::limits::BodyPermit), InferError> {
+) -> Result<(InferRequest, BodyPermit), InferError> {
     let json_length = match headers.get(JSON_LENGTH) {
         None => None,
         Some(value) => {
@@ -193,10 +199,13 @@ async fn read(
             })?)
         }
     };
-    let (body, permit) = api.budget.read(body).await?;
+    let (body, mut permit) = api.budget.read(body).await?;
     // Binary parts are not copied.
     let bytes = json_length.unwrap_or(body.len());
     let request = offload(bytes, move || json::decode(body, json_length)).await?;
+    // The parts have the other bytes of the body; what the inputs have beyond these was made of its JSON.
+    let inputs: usize = request.inputs.iter().map(|it| it.bytes.len()).sum();
+    api.budget.take(bytes + inputs, &mut permit)?;
     Ok((request, permit))
 }
 

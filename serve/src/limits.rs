@@ -1,9 +1,15 @@
 //! What a server takes from its clients at most, and the reading of bodies within that.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{self, Poll},
+    time::Duration,
+};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -25,8 +31,8 @@ pub struct Limits {
     pub connections: usize,
     /// Most bytes of the body of a request, also once it is decompressed.
     pub body_bytes: usize,
-    /// Most bytes of all bodies that the server has in memory at a time, as they are once decompressed. Elements that a
-    /// request has as JSON take up to four times that for a moment, and answers are not counted.
+    /// Most bytes of all bodies that the server has in memory at a time, of requests and of answers that clients have not
+    /// taken, as they are without compression. Elements in JSON count as its text and as their values.
     pub all_body_bytes: usize,
     /// In which time the body of a request must arrive, and its answer be taken.
     pub body_timeout: Duration,
@@ -69,6 +75,56 @@ pub(crate) struct BodyBudget {
 /// A part of the budget, which is returned when it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct BodyPermit(Option<OwnedSemaphorePermit>);
+
+impl BodyPermit {
+    /// Returns the permit when all bytes of a body have been sent, or dropped.
+    pub(crate) fn keep_until_sent(self: Arc<Self>, body: Body) -> Body {
+        Body::new(ChargedBody { body, permit: self })
+    }
+}
+
+/// A body whose bytes have the permit for them.
+struct ChargedBody {
+    body: Body,
+    permit: Arc<BodyPermit>,
+}
+
+impl http_body::Body for ChargedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        let charged = |bytes| {
+            let _permit = self.permit.clone();
+            Bytes::from_owner(Charged { bytes, _permit })
+        };
+        polled.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(charged))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes with the permit for them.
+struct Charged {
+    bytes: Bytes,
+    _permit: Arc<BodyPermit>,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 impl BodyBudget {
     pub(crate) fn new(limits: &Limits) -> Self {
@@ -167,7 +223,7 @@ impl BodyBudget {
             }
             Err(_) => Err(InferError::Overloaded {
                 reason: format!(
-                    "the bodies of all requests would have more than {} bytes",
+                    "the bodies of all requests and answers would have more than {} bytes",
                     self.limits.all_body_bytes
                 ),
                 retry_after: Duration::from_secs(1),
@@ -218,6 +274,25 @@ mod tests {
         assert!(budget.read(body(5, 1024)).await.is_err());
         // What failed holds nothing.
         assert!(budget.read(body(1, 4096)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn permit_is_kept_as_long_as_the_bytes_of_an_answer() {
+        let budget = budget(1 << 20, 4096);
+        let mut permit = BodyPermit::default();
+        budget.take(4096, &mut permit).unwrap();
+        let mut body = Arc::new(permit).keep_until_sent(body(2, 2048));
+        let mut frames = Vec::new();
+        while let Some(frame) = body.frame().await {
+            frames.push(frame.unwrap().into_data().unwrap());
+        }
+        drop(body);
+        assert_eq!(frames.concat(), vec![7; 4096]);
+        frames.pop();
+        let mut other = BodyPermit::default();
+        assert!(budget.take(1, &mut other).is_err());
+        frames.pop();
+        assert!(budget.take(4096, &mut other).is_ok());
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use std::{convert::Infallible, thread::sleep, time::Duration};
 
 use burn::prelude::*;
 use serde_json::{Value, json};
-use tensord_client::{LeaseRequest, Pool};
+use tensord_client::Pool;
 use tensord_serve::{BATCH, Batching, Model, Port, Serve, Server};
 
 /// How long a server may take until it is ready.
@@ -76,13 +76,20 @@ pub(crate) fn without_delay() -> Batching {
 
 /// Serves models without TLS and tokens, and waits until they are ready.
 pub(crate) fn serve(pool: Pool, models: impl IntoIterator<Item = Model>) -> Server {
-    let serve = models.into_iter().fold(Serve::new(pool), |serve, model| {
-        serve.model(model.lease(|| LeaseRequest::devices(1)))
-    });
-    let serve = serve.plaintext_on_loopback().without_token_on_loopback();
-    let server = serve.bind("127.0.0.1:0").expect("the server starts");
+    serve_with(models.into_iter().fold(Serve::new(pool), Serve::model))
+}
+
+/// As [`serve`], with further settings.
+pub(crate) fn serve_with(serve: Serve) -> Server {
+    let server = bind(serve);
     assert!(server.wait_ready(READY_WITHIN), "the server is not ready");
     server
+}
+
+/// Serves models without TLS and tokens, which may not be ready yet.
+pub(crate) fn bind(serve: Serve) -> Server {
+    let serve = serve.plaintext_on_loopback().without_token_on_loopback();
+    serve.bind("127.0.0.1:0").expect("the server starts")
 }
 
 /// Returns a request with one input of floats.

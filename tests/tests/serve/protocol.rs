@@ -6,7 +6,7 @@ use tensord_testkit::cluster::Cluster;
 
 use crate::{
     client::{Answer, elements, get, infer, request},
-    models::{READY_WITHIN, double, request_of, serve, several},
+    models::{READY_WITHIN, double, request_of, serve, serve_with, several},
 };
 
 /// A server and the processes that it needs.
@@ -202,14 +202,7 @@ fn bodies_may_be_compressed_and_are_bounded_after_that() {
         body_bytes: 10_000,
         ..Limits::default()
     };
-    let server = Serve::new(cluster.pool())
-        .model(double())
-        .limits(limits)
-        .plaintext_on_loopback()
-        .without_token_on_loopback()
-        .bind("127.0.0.1:0")
-        .unwrap();
-    assert!(server.wait_ready(READY_WITHIN));
+    let server = serve_with(Serve::new(cluster.pool()).model(double()).limits(limits));
     let post = |body: &[u8], headers: &[(&str, &str)]| {
         request(
             server.address(),

@@ -17,7 +17,7 @@ use tensord_testkit::cluster::Cluster;
 
 use crate::{
     client::{Connection, elements, get, infer, metric, request_bytes},
-    models::{READY_WITHIN, double, request_of, serve, slow, without_delay},
+    models::{READY_WITHIN, bind, double, request_of, serve, slow, without_delay},
 };
 
 /// Waits until something holds.
@@ -83,6 +83,28 @@ fn no_request_fails_when_a_worker_is_killed() {
     wait_until("there are two leases", || {
         leases(&cluster.pool()) == 2 && server.is_ready()
     });
+}
+
+#[test]
+fn no_request_fails_when_a_worker_is_stopped() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let server = serve(cluster.pool(), [double().batching(without_delay())]);
+    let mut connection = Connection::open(server.address());
+    let mut infer = |value: f64| {
+        let answer = connection.infer("double", &request_of(&[value; 4], 4));
+        assert_eq!(elements(&answer), [2.0 * value + 1.0; 4]);
+    };
+    infer(1.0);
+    let stopped = cluster.worker_of_lease().expect("a worker has the lease");
+    cluster.workers[stopped].signal("TERM");
+    // The lease moves to the other worker, or another replica is started there.
+    let mut number = 0.0;
+    wait_until("the other worker computes", || {
+        number += 1.0;
+        infer(number);
+        cluster.worker_of_lease().is_some_and(|it| it != stopped)
+    });
+    (0..50).for_each(|it| infer(f64::from(it)));
 }
 
 /// Has clients stop, also if the test fails.
@@ -231,12 +253,7 @@ fn a_model_that_cannot_be_loaded_is_not_ready_and_says_why() {
         Err::<fn(burn::tensor::Tensor<2>) -> burn::tensor::Tensor<2>, _>("weights.bin is missing")
     };
     let broken = Model::new("broken", input, output, load);
-    let serve = Serve::new(cluster.pool()).model(broken);
-    let server = serve
-        .plaintext_on_loopback()
-        .without_token_on_loopback()
-        .bind("127.0.0.1:0")
-        .unwrap();
+    let server = bind(Serve::new(cluster.pool()).model(broken));
     let answer = infer(server.address(), "broken", &request_of(&[1.0], 1));
     let expected =
         "model `broken` has no device at present: cannot load the model: weights.bin is missing";

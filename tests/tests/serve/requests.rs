@@ -14,7 +14,9 @@ use tensord_testkit::cluster::Cluster;
 
 use crate::{
     client::{Connection, elements, get, infer, metric, request, request_bytes},
-    models::{READY_WITHIN, double, picky, request_of, serve, slow, without_delay},
+    models::{
+        READY_WITHIN, bind, double, picky, request_of, serve, serve_with, slow, without_delay,
+    },
 };
 
 #[test]
@@ -164,13 +166,7 @@ fn a_slow_sender_is_refused_and_holds_up_nobody() {
         connections: 3,
         ..Limits::default()
     };
-    let serve = Serve::new(cluster.pool()).model(double()).limits(limits);
-    let server = serve
-        .plaintext_on_loopback()
-        .without_token_on_loopback()
-        .bind("127.0.0.1:0")
-        .unwrap();
-    assert!(server.wait_ready(READY_WITHIN));
+    let server = serve_with(Serve::new(cluster.pool()).model(double()).limits(limits));
     let address = server.address();
     let mut slow_body = Connection::open(address);
     slow_body.send(
@@ -225,18 +221,53 @@ fn metrics_count_requests_by_their_results() {
 }
 
 #[test]
+fn answers_that_clients_do_not_take_are_bounded() {
+    /// More than the buffers of a connection hold.
+    const COLUMNS: usize = 8 << 20;
+    let cluster = Cluster::start(&["flex"]);
+    let output = Port::f32("y", [BATCH, COLUMNS as i64]);
+    let load = |_: &Device| Ok::<_, Infallible>(|x: Tensor<2>| x.repeat_dim(1, COLUMNS));
+    let wide = Model::new("wide", Port::f32("x", [BATCH, 1]), output, load);
+    let wide = wide.batching(Batching {
+        max_size: 1,
+        ..without_delay()
+    });
+    let limits = Limits {
+        all_body_bytes: COLUMNS * 4 * 3 / 2,
+        ..Limits::default()
+    };
+    let server = serve_with(Serve::new(cluster.pool()).model(wide).limits(limits));
+    let mut body = request_of(&[7.0], 1);
+    body["parameters"] = json!({"binary_data_output": true});
+    let mut first = Connection::open(server.address());
+    first.send(&request_bytes("wide", &body));
+    assert!(first.is_answered());
+    let second = infer(server.address(), "wide", &body);
+    let expected = format!(
+        "the bodies of all requests and answers would have more than {} bytes; try again in 1s",
+        COLUMNS * 6
+    );
+    assert_eq!((second.status, second.error()), (429, expected));
+    assert!(second.header("retry-after").is_some());
+    drop(first);
+    let until = Instant::now() + READY_WITHIN;
+    while infer(server.address(), "wide", &body).status != 200 {
+        assert!(
+            Instant::now() < until,
+            "an answer counts after its client has gone"
+        );
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn a_connection_that_does_nothing_is_closed() {
     let cluster = Cluster::start(&["flex"]);
     let limits = Limits {
         header_timeout: Duration::from_millis(300),
         ..Limits::default()
     };
-    let serve = Serve::new(cluster.pool()).model(double()).limits(limits);
-    let server = serve
-        .plaintext_on_loopback()
-        .without_token_on_loopback()
-        .bind("127.0.0.1:0")
-        .unwrap();
+    let server = bind(Serve::new(cluster.pool()).model(double()).limits(limits));
     // Nothing, a part of a request, and parts of the preface of HTTP/2 and of the whole.
     for start in [
         "",
