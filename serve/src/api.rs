@@ -17,6 +17,7 @@ use crate::{
     error::InferError,
     limits::{BodyBudget, BodyPermit},
     metrics::Metrics,
+    pace::RefusalPace,
     protocol::{InferRequest, InferResponse, ModelMetadata, ServerMetadata, TensorMetadata, shown},
     served::{Served, list},
     signature::TensorSpec,
@@ -39,6 +40,7 @@ pub(crate) struct Api {
     pub(crate) access: Access,
     pub(crate) budget: BodyBudget,
     pub(crate) metrics: Arc<Metrics>,
+    pace: RefusalPace,
     /// Whether the server ends.
     ends: AtomicBool,
 }
@@ -71,6 +73,7 @@ impl Api {
             access,
             budget,
             metrics,
+            pace: RefusalPace::default(),
             ends: AtomicBool::new(false),
         }
     }
@@ -117,6 +120,24 @@ impl Api {
                 list(all)
             ))
         })
+    }
+
+    /// Checks whether a request that has arrived at a time could be answered, before it is read. Very many refusals have to
+    /// wait.
+    pub(crate) async fn admit(
+        &self,
+        served: &Served,
+        arrived: Instant,
+        via: Via,
+    ) -> Result<(), InferError> {
+        let Err(error) = served.admit() else {
+            return Ok(());
+        };
+        if matches!(error, InferError::Overloaded { .. }) {
+            self.pace.wait().await;
+        }
+        Self::refused(served, "", &error, arrived, via);
+        Err(error)
     }
 
     /// Computes the answer to a request that arrived at a time, and logs it. `permits`, for the bytes of the request, are

@@ -229,7 +229,7 @@ impl GrpcInferenceService for Service {
             Api::refused(served, "", &error, arrived, via);
             error
         };
-        served.admit().map_err(refused)?;
+        self.api.admit(served, arrived, via).await?;
         let has_numbers = message.raw_input_contents.is_empty();
         let mut request = grpc::decode(message).map_err(refused)?;
         request.timeout = request.timeout.into_iter().chain(timeout).min();

@@ -154,7 +154,7 @@ async fn infer(
         error
     };
     // Before the body is read: a server that has too much to do must not spend its time on that.
-    served.admit().map_err(refused)?;
+    api.admit(served, arrived, via).await?;
     let (request, permit) = read(&api, &headers, body).await.map_err(refused)?;
     // From its last byte on, so that a slow sender does not take the time of the model.
     let computing = api.infer(served, request, permit, Instant::now(), via);

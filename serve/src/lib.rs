@@ -36,7 +36,7 @@
 //!
 //! Each request gets an answer, or an error with the reason. It is computed once, unless its replica was lost. A replica that
 //! is lost is replaced, and its requests are computed by another one. Requests wait in a queue with a bound. A request that
-//! could not be answered by its deadline is refused at once, and one whose client has gone is not computed.
+//! could not be answered by its deadline is refused, and one whose client has gone is not computed.
 
 mod access;
 mod api;
@@ -54,6 +54,7 @@ mod listener;
 mod metrics;
 mod model;
 mod offload;
+mod pace;
 mod protocol;
 mod queue;
 mod replica;
