@@ -60,8 +60,8 @@ pub(super) enum Pause {
     No,
     /// The session is marked as blocked and not scheduled.
     Blocked,
-    /// The session would be blocked, but the caller must take what is due first: it may be the round that the
-    /// reads in flight wait for.
+    /// The session would be blocked, but the caller must call `take` first: the reads in flight may wait for the
+    /// round of sharing uploads that is due.
     SharingDue,
 }
 
