@@ -9,7 +9,8 @@
 
 use bytes::Bytes;
 use prost::Message as _;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
 use tensord_serve::testing::{
     Request, decode_grpc, decode_http,
     messages::{
@@ -87,8 +88,12 @@ fn check(request: &Request) {
     assert!(tensors().eq(sent_again), "{request:?} became {again:?}");
     let (body, json_length) = request.answer_http(false);
     assert_eq!(json_length, None);
+    let again = as_request(&body);
     // Not a number is `null` there, which is no element of a request.
-    if let Ok(again) = decode_http(as_request(&body).into(), None) {
+    let has_null = again.windows(4).any(|it| it == b"null");
+    let again = decode_http(again.into(), None);
+    assert!(again.is_ok() || has_null, "{request:?} became {again:?}");
+    if let Ok(again) = again {
         for (one, other) in request.inputs().zip(again.inputs()) {
             assert_eq!((one.0, one.1), (other.0, other.1));
             assert!(one.3 == other.3, "{one:?} became {other:?}");
@@ -96,12 +101,20 @@ fn check(request: &Request) {
     }
 }
 
+/// The parts of an answer in JSON that a request has, too. Numbers stay the texts that they are.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    outputs: &'a RawValue,
+    #[serde(default)]
+    id: String,
+}
+
 /// Returns the JSON of a request whose inputs are the outputs of an answer.
 fn as_request(answer: &[u8]) -> Vec<u8> {
-    let answer: Value = serde_json::from_slice(answer).expect("an answer is JSON");
-    json!({"inputs": answer["outputs"], "id": answer["id"].as_str().unwrap_or_default()})
-        .to_string()
-        .into_bytes()
+    let answer: Answer<'_> = serde_json::from_slice(answer).expect("an answer is JSON");
+    let id = json!(answer.id);
+    format!(r#"{{"id":{id},"inputs":{}}}"#, answer.outputs).into_bytes()
 }
 
 /// Returns the first inputs of the target.
