@@ -54,7 +54,7 @@ pub(crate) struct Load {
 pub(crate) struct LoadResult {
     /// Answered within their deadlines.
     pub(crate) answered: usize,
-    /// Refused at once, as there is too much to do.
+    /// Refused with 429, as there is too much to do.
     pub(crate) refused: usize,
     /// Answered after the deadline, or with the error that it has passed.
     pub(crate) late: usize,

@@ -49,9 +49,10 @@ impl Figures {
                 format_number(self.p99_ms)
             ),
             format!(
-                "at ten times the load: {} of its best, {} refused per second, memory {} MiB more; of half the load 2 s later: {}",
+                "at ten times the load: {} of its best, {} refused per second, {} of all not sent, memory {} MiB more; of half the load 2 s later: {}",
                 round(overload.goodput),
                 format_number(overload.refused_per_s),
+                round(overload.unsent),
                 format_number(overload.memory_mib),
                 round(overload.recovered)
             ),
@@ -70,6 +71,7 @@ impl Figures {
             ("p99_ms", self.p99_ms),
             ("overload_goodput", overload.goodput),
             ("overload_refused_per_s", overload.refused_per_s),
+            ("overload_unsent", overload.unsent),
             ("overload_memory_mib", overload.memory_mib),
             ("recovered_ratio", overload.recovered),
             ("kill_in_time", in_time),

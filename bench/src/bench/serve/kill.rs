@@ -1,9 +1,14 @@
 //! Which part of requests is answered in time when a worker is killed.
 
-use std::{thread, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
-use tensord_serve::{Batching, Serve};
+use tensord_serve::{Batching, Serve, Server};
 use tensord_testkit::cluster::Cluster;
 
 use super::{CNN, DEADLINE_MS, READY_WITHIN, model};
@@ -11,6 +16,18 @@ use crate::{
     context::Context,
     load::{self, Load, LoadResult},
 };
+
+/// Returns how many replicas compute, by the server's page of metrics.
+fn replicas(server: &Server) -> Option<usize> {
+    let mut stream = TcpStream::connect(server.address()).ok()?;
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).ok()?;
+    let mut lines = page.lines();
+    let line = lines.find(|line| line.starts_with("tensord_serve_replicas{"))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
 
 /// Kills the worker of one of two replicas while requests arrive at this rate, per second. A third worker is idle.
 pub(super) fn kill(context: &Context, rate: f64) -> Result<LoadResult> {
@@ -22,9 +39,7 @@ pub(super) fn kill(context: &Context, rate: f64) -> Result<LoadResult> {
         .without_token_on_loopback()
         .bind("127.0.0.1:0")?;
     ensure!(server.wait_ready(READY_WITHIN), "the server is not ready");
-    cluster.wait("two replicas compute", || {
-        cluster.pool().status().is_ok_and(|it| it.leases == 2)
-    });
+    cluster.wait("two replicas compute", || replicas(&server) == Some(2));
     let dir = tempfile::tempdir()?;
     let seconds = context.full_or_quick(10.0, 1.0);
     let load = Load {

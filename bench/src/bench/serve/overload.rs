@@ -19,6 +19,8 @@ pub(super) struct Overload {
     pub(super) goodput: f64,
     /// The requests refused per second.
     pub(super) refused_per_s: f64,
+    /// The part of requests that were not sent, as all connections had one without an answer.
+    pub(super) unsent: f64,
     /// By how much the server's process has grown at the end.
     pub(super) memory_mib: f64,
     /// Which part of half of what the server can answer it answers afterwards.
@@ -41,6 +43,7 @@ impl Overload {
         Ok(Self {
             goodput: result.per_s / best,
             refused_per_s: result.refused as f64 / seconds,
+            unsent: result.unsent as f64 / (FACTOR * best * seconds),
             memory_mib: grown as f64 / f64::from(1 << 20),
             recovered: after.per_s / rate,
             failed: result.failed() + after.failed(),
