@@ -122,37 +122,25 @@ impl Api {
         })
     }
 
-    /// Checks whether a request that has arrived at a time could be answered, before it is read. Very many refusals have to
-    /// wait.
-    pub(crate) async fn admit(
-        &self,
-        served: &Served,
-        arrived: Instant,
-        via: Via,
-    ) -> Result<(), InferError> {
-        let Err(error) = served.admit() else {
-            return Ok(());
-        };
+    /// Waits before a request is refused because there is too much to do, if very many are.
+    pub(crate) async fn pace(&self, error: &InferError) {
         if matches!(error, InferError::Overloaded { .. }) {
             self.pace.wait().await;
         }
-        Self::refused(served, "", &error, arrived, via);
-        Err(error)
     }
 
-    /// Computes the answer to a request that arrived at a time, and logs it. `permits`, for the bytes of the request, are
-    /// returned once it is computed. Returns the permit for the outputs of the answer with it.
+    /// Computes the answer to a request that arrived at a time, and logs it. `permits` are for the bytes of the request.
+    /// Returns the permit for the outputs of the answer with it.
     pub(crate) async fn infer(
         &self,
         served: &Served,
         request: InferRequest,
-        permits: impl Send,
+        permits: Vec<Arc<BodyPermit>>,
         arrived: Instant,
         via: Via,
     ) -> Result<(InferResponse, BodyPermit), InferError> {
         let id = request.id.clone();
-        let answered = served.infer(request, arrived).await;
-        drop(permits);
+        let answered = served.infer(request, permits, arrived).await;
         let answered = answered.and_then(|(response, computed)| {
             let mut permit = BodyPermit::default();
             let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();

@@ -69,7 +69,10 @@ pub(crate) fn routes(api: Arc<Api>) -> Router {
 async fn check_and_read(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let request = match checked(&api, request).await {
         Ok(request) => request,
-        Err(error) => return Status::from(error).into_http(),
+        Err(error) => {
+            api.pace(&error).await;
+            return Status::from(error).into_http();
+        }
     };
     let mut response = next.run(request).await;
     match response.extensions_mut().remove::<Arc<BodyPermit>>() {
@@ -217,6 +220,22 @@ impl GrpcInferenceService for Service {
         &self,
         request: tonic::Request<ModelInferRequest>,
     ) -> Answer<ModelInferResponse> {
+        match self.infer(request).await {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                self.api.pace(&error).await;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+impl Service {
+    /// Computes the answer to a request.
+    async fn infer(
+        &self,
+        request: tonic::Request<ModelInferRequest>,
+    ) -> Result<tonic::Response<ModelInferResponse>, InferError> {
         let arrived = Instant::now();
         let via = Via {
             protocol: "grpc",
@@ -229,7 +248,7 @@ impl GrpcInferenceService for Service {
             Api::refused(served, "", &error, arrived, via);
             error
         };
-        self.api.admit(served, arrived, via).await?;
+        served.admit().map_err(refused)?;
         let has_numbers = message.raw_input_contents.is_empty();
         let mut request = grpc::decode(message).map_err(refused)?;
         request.timeout = request.timeout.into_iter().chain(timeout).min();
@@ -239,8 +258,9 @@ impl GrpcInferenceService for Service {
             let taken = self.api.budget.take(bytes, &mut elements);
             taken.map_err(refused)?;
         }
-        // The extensions have the permit for the message.
-        let permits = (extensions, elements);
+        let message = extensions.get::<Arc<BodyPermit>>().cloned();
+        drop(extensions);
+        let permits = message.into_iter().chain([Arc::new(elements)]).collect();
         let computing = self.api.infer(served, request, permits, arrived, via);
         let (response, permit) = computing.await?;
         let mut answer = tonic::Response::new(grpc::encode(response));

@@ -143,6 +143,21 @@ async fn infer(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, InferError> {
+    let answered = answer(&api, &named, peer, &headers, body).await;
+    if let Err(error) = &answered {
+        api.pace(error).await;
+    }
+    answered
+}
+
+/// Reads a request and computes the answer to it.
+async fn answer(
+    api: &Api,
+    named: &Named,
+    peer: Option<Extension<Peer>>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, InferError> {
     let arrived = Instant::now();
     let via = Via {
         protocol: "http",
@@ -154,16 +169,16 @@ async fn infer(
         error
     };
     // Before the body is read: a server that has too much to do must not spend its time on that.
-    api.admit(served, arrived, via).await?;
-    let (request, permit) = read(&api, &headers, body).await.map_err(refused)?;
+    served.admit().map_err(refused)?;
+    let (request, permit) = read(api, headers, body).await.map_err(refused)?;
     // From its last byte on, so that a slow sender does not take the time of the model.
-    let computing = api.infer(served, request, permit, Instant::now(), via);
+    let permits = vec![Arc::new(permit)];
+    let computing = api.infer(served, request, permits, Instant::now(), via);
     let (response, mut permit) = computing.await?;
     let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();
     let encoded = offload(bytes, move || Ok(json::encode(&response))).await?;
-    // JSON may be longer than the outputs.
-    let taken = api.budget.take(encoded.body.len(), &mut permit);
-    taken.map_err(refused)?;
+    // JSON may be longer than the outputs. The request counts as answered already.
+    api.budget.take(encoded.body.len(), &mut permit)?;
     let body = Arc::new(permit).keep_until_sent(encoded.body.into());
     let content_type = match encoded.header_len {
         Some(_) => "application/octet-stream",

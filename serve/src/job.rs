@@ -1,24 +1,39 @@
 //! The tensors of requests as those of a batch, and back.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, TensorData, bf16, f16};
 use bytes::Bytes;
-use tokio::sync::oneshot;
 
-use crate::{error::InferError, protocol::DataType, queue::Waiting, signature::TensorSpec};
+use crate::{
+    answering::AnswerSender, limits::BodyPermit, protocol::DataType, queue::Waiting,
+    signature::TensorSpec,
+};
 
 /// A request, for a replica.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Job {
     /// The inputs in the order in which the model declares them.
     pub(crate) inputs: Vec<Input>,
-    /// For the answer; closed if nobody waits for it any more.
-    pub(crate) answer: oneshot::Sender<Result<Answer, InferError>>,
+    pub(crate) answer: AnswerSender,
+    /// Those for the bytes of the request, which are returned with it.
+    pub(crate) permits: Vec<Arc<BodyPermit>>,
     /// How many replicas were lost while they computed it.
     pub(crate) losses: usize,
+    pub(crate) duplicate: Duplicate,
+}
+
+/// Whether two replicas compute a request, as the first took very long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Duplicate {
+    No,
+    /// Another replica has a copy.
+    Original,
+    Copy,
 }
 
 /// An input of a request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Input {
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Bytes,
@@ -216,7 +231,7 @@ mod tests {
 
     /// A request with one input.
     fn waiting(shape: &[usize], bytes: &[u8]) -> Waiting<Job> {
-        let (answer, _) = oneshot::channel();
+        let (answer, _) = AnswerSender::new();
         let input = Input {
             shape: shape.into(),
             bytes: Bytes::copy_from_slice(bytes),
@@ -226,6 +241,8 @@ mod tests {
                 inputs: vec![input],
                 answer,
                 losses: 0,
+                permits: Vec::new(),
+                duplicate: Duplicate::No,
             },
             rows: shape[0],
             row_shapes: vec![shape[1..].into()],

@@ -34,11 +34,13 @@
 //!
 //! # What a client may rely on
 //!
-//! Each request gets an answer, or an error with the reason. It is computed once, unless its replica was lost. A replica that
+//! Each request gets an answer, or an error with the reason. It is computed once, unless its
+//! replica is lost or takes very long; then another replica computes it, too. A replica that
 //! is lost is replaced, and its requests are computed by another one. Requests wait in a queue with a bound. A request that
 //! could not be answered by its deadline is refused, and one whose client has gone is not computed.
 
 mod access;
+mod answering;
 mod api;
 
 mod connection;

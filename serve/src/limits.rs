@@ -32,7 +32,7 @@ pub struct Limits {
     /// Most bytes of the body of a request, also once it is decompressed.
     pub body_bytes: usize,
     /// Most bytes of all bodies that the server has in memory at a time, of requests and of answers that clients have not
-    /// taken, as they are without compression. Elements in JSON count as its text and as their values.
+    /// taken, as they are without compression. Elements in JSON count as its text, and once they are decoded also as their values.
     pub all_body_bytes: usize,
     /// In which time the body of a request must arrive, and its answer be taken.
     pub body_timeout: Duration,

@@ -43,6 +43,7 @@ pub(crate) struct Metrics {
     queue_rows: Family<ModelLabels, Gauge>,
     replicas: Family<ModelLabels, Gauge>,
     load_bytes: Family<ModelLabels, Counter>,
+    handed_over: Family<ModelLabels, Counter>,
 }
 
 /// The metrics of a model.
@@ -55,6 +56,7 @@ pub(crate) struct ModelMetrics {
     queue_rows: Gauge,
     replicas: Gauge,
     load_bytes: Counter,
+    handed_over: Counter,
     request_seconds: Histogram,
 }
 
@@ -79,6 +81,7 @@ impl Metrics {
             queue_rows: Family::default(),
             replicas: Family::default(),
             load_bytes: Family::default(),
+            handed_over: Family::default(),
             registry: Registry::default(),
         };
         registry.register(
@@ -115,6 +118,11 @@ impl Metrics {
             Unit::Bytes,
             metrics.load_bytes.clone(),
         );
+        registry.register(
+            "handed_over",
+            "Requests that another replica computes, as the first took very long",
+            metrics.handed_over.clone(),
+        );
         Self {
             registry,
             ..metrics
@@ -133,6 +141,7 @@ impl Metrics {
             queue_rows: self.queue_rows.get_or_create(&labels).clone(),
             replicas: self.replicas.get_or_create(&labels).clone(),
             load_bytes: self.load_bytes.get_or_create(&labels).clone(),
+            handed_over: self.handed_over.get_or_create(&labels).clone(),
             request_seconds: self.request_seconds.get_or_create(&labels).clone(),
             metrics: self.clone(),
             labels,
@@ -183,6 +192,11 @@ impl ModelMetrics {
     /// Counts the bytes of tensors that were sent to load a replica.
     pub(crate) fn loaded(&self, bytes: u64) {
         self.load_bytes.inc_by(bytes);
+    }
+
+    /// Counts requests that another replica computes.
+    pub(crate) fn handed_over(&self, requests: usize) {
+        self.handed_over.inc_by(requests as u64);
     }
 
     pub(crate) fn replicas(&self, replicas: usize) {

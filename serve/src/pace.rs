@@ -59,7 +59,7 @@ mod tests {
             let expected = (interval * number).min(LONGEST_WAIT);
             assert_eq!(pace.wait_of_next(start), expected);
         }
-        // They take their turns from then on, and none is owed what others did not wait.
+        // The waits were cut to the longest, so later refusals need not wait to make up for these.
         let later = start + LONGEST_WAIT + interval;
         assert_eq!(pace.wait_of_next(later), Duration::ZERO);
         assert_eq!(pace.wait_of_next(later), interval);

@@ -23,7 +23,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(5);
 pub(crate) type RowShapes = Vec<Vec<usize>>;
 
 /// A request that waits.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Waiting<T> {
     pub(crate) request: T,
     pub(crate) rows: usize,
@@ -55,6 +55,14 @@ pub(crate) struct Full {
     pub(crate) retry_after: Duration,
 }
 
+/// A batch takes very long beyond so many times what full ones take on average,
+const LONG_FACTOR: f64 = 8.0;
+/// and at least this time.
+const LEAST_PATIENCE: Duration = Duration::from_millis(250);
+
+/// The time before a batch takes very long while no batch was computed.
+const UNKNOWN_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The requests that wait, the first first.
 #[derive(Debug)]
 pub(crate) struct BatchQueue<T> {
@@ -64,6 +72,9 @@ pub(crate) struct BatchQueue<T> {
     /// How long full batches took, or any batches as long as none was full, in seconds.
     batch_seconds: Option<f64>,
     has_seen_full: bool,
+    /// How long full batches usually take, in seconds. Unlike `batch_seconds`, it is never forgotten, and a batch that took
+    /// very long hardly counts.
+    usual_seconds: Option<f64>,
     /// When the last batch was computed that counts in `batch_seconds`.
     measured_at: Option<Instant>,
     /// How many replicas compute.
@@ -78,6 +89,7 @@ impl<T> BatchQueue<T> {
             rows: 0,
             batch_seconds: None,
             has_seen_full: false,
+            usual_seconds: None,
             measured_at: None,
             replicas: 0,
         }
@@ -179,6 +191,9 @@ impl<T> BatchQueue<T> {
     /// before had ended.
     pub(crate) fn computed(&mut self, now: Instant, padded_rows: usize, took: Duration) {
         let is_full = padded_rows >= self.batching.max_size;
+        if is_full {
+            self.full_took(took);
+        }
         let took = took.as_secs_f64();
         let known = self.known_batch_seconds(now);
         self.batch_seconds = match known {
@@ -191,6 +206,21 @@ impl<T> BatchQueue<T> {
         };
         self.has_seen_full = is_full;
         self.measured_at = Some(now);
+    }
+
+    /// Records how long a full batch took, also one of no requests.
+    pub(crate) fn full_took(&mut self, took: Duration) {
+        let took = took.as_secs_f64();
+        self.usual_seconds = Some(self.usual_seconds.map_or(took, |usual| {
+            usual + NEWEST_WEIGHT * (took.min(LONG_FACTOR * usual) - usual)
+        }));
+    }
+
+    /// Returns how long a batch may take before another replica computes its requests, too.
+    pub(crate) fn patience(&self) -> Duration {
+        self.usual_seconds.map_or(UNKNOWN_PATIENCE, |usual| {
+            Duration::from_secs_f64(LONG_FACTOR * usual).max(LEAST_PATIENCE)
+        })
     }
 
     fn known_batch_seconds(&self, now: Instant) -> Option<f64> {

@@ -24,7 +24,9 @@ use tracing::{debug, warn};
 use crate::{
     error::InferError,
     fleet::{Event, Reports},
-    job::{Answer, Job, Output, batch_inputs, first_not_finite, split_outputs, zero_inputs},
+    job::{
+        Answer, Duplicate, Job, Output, batch_inputs, first_not_finite, split_outputs, zero_inputs,
+    },
     model::Runner,
     queue::{Next, Waiting, padded},
     served::Served,
@@ -106,6 +108,7 @@ async fn load_and_compute(
         readings: FuturesOrdered::new(),
         device_free_at: Instant::now(),
         is_away: false,
+        is_stalled: false,
     };
     replica.warm_up().await?;
     replica.share_weights(lease)?;
@@ -158,6 +161,8 @@ struct Replica {
     /// When the outputs of the last batch had arrived.
     device_free_at: Instant,
     is_away: bool,
+    /// Whether the first batch takes very long, so that there is nothing new until it has ended.
+    is_stalled: bool,
 }
 
 /// A batch that the device computes.
@@ -166,6 +171,16 @@ struct Batch {
     /// With the rows that fill it up; `None` if the model has no batches.
     padded_rows: Option<usize>,
     since: Instant,
+    /// How long it may take before another replica computes its requests, too.
+    patience: Duration,
+}
+
+impl Batch {
+    /// Returns whether other replicas compute all of its requests.
+    fn is_for_others(&self) -> bool {
+        let mut requests = self.requests.iter();
+        requests.all(|it| it.request.duplicate == Duplicate::Original)
+    }
 }
 
 impl Replica {
@@ -176,9 +191,10 @@ impl Replica {
             .map(|power| 1_usize << power)
             .take_while(|size| *size < most);
         let sizes: Vec<_> = match self.served.model.has_batches {
-            true => sizes.chain([most]).collect(),
-            false => vec![1],
+            true => sizes.chain([most, most]).collect(),
+            false => vec![1, 1],
         };
+        let mut took = Duration::ZERO;
         for size in sizes {
             let started = Instant::now();
             let inputs = zero_inputs(&self.served.model.inputs, size);
@@ -188,8 +204,11 @@ impl Replica {
             let outputs = read(readings).await.map_err(failed)?;
             let rows = self.served.model.has_batches.then_some(size);
             split_outputs(&self.served.model.outputs, outputs, &[size], rows)?;
-            debug!(model = self.served.model.name, size, took = ?started.elapsed(), "warmed up");
+            took = started.elapsed();
+            debug!(model = self.served.model.name, size, ?took, "warmed up");
         }
+        // The second time of the largest size, for which nothing had to be compiled.
+        self.served.warmed_up(took);
         Ok(())
     }
 
@@ -216,12 +235,13 @@ impl Replica {
         let (mut has_events, mut is_stopping) = (true, false);
         loop {
             is_stopping |= *stop.borrow();
-            if is_stopping && self.batches.is_empty() {
+            if is_stopping && self.batches.iter().all(Batch::is_for_others) {
                 return Ok(());
             }
             let mut changed = pin!(served.changed.notified());
             changed.as_mut().enable();
-            let can_take = self.batches.len() < BATCHES && !self.is_away && !is_stopping;
+            let is_busy = self.batches.len() >= BATCHES || self.is_stalled;
+            let can_take = !is_busy && !self.is_away && !is_stopping;
             let take_at = match can_take.then(|| served.take(self.batches.is_empty())) {
                 Some(Next::Batch(requests)) => {
                     self.start(requests);
@@ -230,6 +250,8 @@ impl Replica {
                 Some(Next::At(at)) => Some(at),
                 Some(Next::Nothing) | None => None,
             };
+            let has_others = self.served.ready() > usize::from(!is_stopping);
+            let stalls_at = self.stalls_at().filter(|_| has_others);
             tokio::select! {
                 reason = &mut lease_end => return Err(reason),
                 Some(outputs) = self.readings.next(), if !self.readings.is_empty() => {
@@ -243,11 +265,48 @@ impl Replica {
                     None => has_events = false,
                 },
                 () = sleep_until(take_at) => {}
+                () = sleep_until(stalls_at) => self.hand_over(),
                 () = changed => {}
                 // A fleet that is gone needs no replica.
                 stopped = stop.changed(), if !is_stopping => is_stopping |= stopped.is_err(),
             }
         }
+    }
+
+    /// Returns when the first batch takes very long, if it was not found to do so before.
+    fn stalls_at(&self) -> Option<Instant> {
+        let first = self.batches.front().filter(|_| !self.is_stalled)?;
+        Some(first.since.max(self.device_free_at) + first.patience)
+    }
+
+    /// Has other replicas compute the requests as well, as the first batch takes very long: the worker may have died, of
+    /// which the pool knows only after a while. That happens once to a request, so that devices that are slow for a while
+    /// do not cause more than twice the work.
+    fn hand_over(&mut self) {
+        self.is_stalled = true;
+        let mut handed_over = Vec::new();
+        for waiting in self.batches.iter_mut().flat_map(|it| &mut it.requests) {
+            let job = &mut waiting.request;
+            if job.duplicate != Duplicate::No || job.answer.is_closed() {
+                continue;
+            }
+            job.duplicate = Duplicate::Original;
+            let mut copy = waiting.clone();
+            copy.request.duplicate = Duplicate::Copy;
+            handed_over.push(copy);
+        }
+        if handed_over.is_empty() {
+            return;
+        }
+        let model = &self.served.model;
+        warn!(
+            model = model.name,
+            version = model.version,
+            requests = handed_over.len(),
+            "a batch takes very long, so other replicas compute the requests, too"
+        );
+        self.served.metrics.handed_over(handed_over.len());
+        self.served.put_back(handed_over);
     }
 
     /// Waits a moment for the news that the lease has ended, which is an error, or has no devices for now. Otherwise the
@@ -288,6 +347,7 @@ impl Replica {
             requests,
             padded_rows,
             since,
+            patience: self.served.patience(),
         });
         self.readings.push_back(outputs);
     }
@@ -306,6 +366,7 @@ impl Replica {
         let now = Instant::now();
         let took = now.saturating_duration_since(batch.since.max(self.device_free_at));
         self.device_free_at = now;
+        self.is_stalled = false;
         let rows: Vec<_> = batch.requests.iter().map(|it| it.rows).collect();
         let specs = &self.served.model.outputs;
         let split = outputs.and_then(|outputs| {
@@ -327,6 +388,14 @@ impl Replica {
     fn answer(&self, requests: Vec<Waiting<Job>>, split: Vec<Vec<Output>>, batch_rows: usize) {
         let model = &self.served.model;
         for (waiting, outputs) in requests.into_iter().zip(split) {
+            let Job {
+                answer: sender,
+                inputs,
+                permits,
+                ..
+            } = waiting.request;
+            // Before the answer, whose bytes count, too.
+            drop((inputs, permits));
             let not_finite = match model.checks_finite {
                 true => first_not_finite(&model.outputs, &outputs),
                 false => None,
@@ -340,14 +409,18 @@ impl Replica {
                     "the model returned a NaN or an infinity in output `{name}`"
                 ))),
             };
-            // Nobody may wait for it any more.
-            let _ = waiting.request.answer.send(answer);
+            sender.send(answer);
         }
     }
 
     /// Sends a single request its error. Of several, one may be the reason, so each is computed alone.
     fn fail(&self, mut requests: Vec<Waiting<Job>>, reason: &str) {
         let model = &self.served.model;
+        // Others may have more luck.
+        requests.retain(|it| it.request.duplicate != Duplicate::Original);
+        if requests.is_empty() {
+            return;
+        }
         if requests.len() == 1
             && let Some(waiting) = requests.pop()
         {
@@ -356,10 +429,8 @@ impl Replica {
                 version = model.version,
                 "a request failed: {reason}"
             );
-            let _ = waiting
-                .request
-                .answer
-                .send(Err(InferError::ModelFailed(reason.into())));
+            let failed = InferError::ModelFailed(reason.into());
+            waiting.request.answer.send(Err(failed));
             return;
         }
         warn!(
@@ -394,8 +465,13 @@ impl Replica {
     /// Gives the requests that the device computes to other replicas.
     fn put_back(&mut self) {
         self.readings = FuturesOrdered::new();
+        self.is_stalled = false;
         let mut put_back = Vec::new();
         for mut waiting in self.batches.drain(..).flat_map(|it| it.requests) {
+            if waiting.request.duplicate == Duplicate::Original {
+                // Another one computes it already.
+                continue;
+            }
             waiting.request.losses += 1;
             if waiting.request.losses < MAX_LOSSES {
                 put_back.push(waiting);
@@ -404,7 +480,7 @@ impl Replica {
             let lost = InferError::Unavailable(format!(
                 "{MAX_LOSSES} replicas were lost while they computed the request"
             ));
-            let _ = waiting.request.answer.send(Err(lost));
+            waiting.request.answer.send(Err(lost));
         }
         self.served.put_back(put_back);
     }

@@ -2,19 +2,20 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use crate::{
+    answering::AnswerSender,
     error::InferError,
     integers::DeviceIntegers,
-    job::{Answer, Input, Job},
-    limits::LONGEST,
+    job::{Answer, Duplicate, Input, Job},
+    limits::{BodyPermit, LONGEST},
     metrics::ModelMetrics,
     model::Model,
     protocol::{InferRequest, InferResponse, InputTensor, OutputTensor, shown},
@@ -78,8 +79,12 @@ impl Served {
 
     /// Sets how many replicas compute.
     pub(crate) fn set_ready(&self, replicas: usize) {
-        self.ready.store(replicas, Ordering::Relaxed);
+        let before = self.ready.swap(replicas, Ordering::Relaxed);
         self.queue().set_replicas(replicas);
+        if replicas > before {
+            // Another one may compute now what takes very long.
+            self.changed.notify_waiters();
+        }
         self.metrics.replicas(replicas);
         if replicas > 0 {
             self.set_outage(None);
@@ -125,6 +130,21 @@ impl Served {
         next
     }
 
+    /// Returns how long a batch may take before another replica computes its requests, too.
+    pub(crate) fn patience(&self) -> Duration {
+        self.queue().patience()
+    }
+
+    /// Returns how many replicas compute.
+    pub(crate) fn ready(&self) -> usize {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Records how long the largest batch took before there were requests.
+    pub(crate) fn warmed_up(&self, took: Duration) {
+        self.queue().full_took(took);
+    }
+
     /// Puts requests back that were taken.
     pub(crate) fn put_back(&self, requests: Vec<Waiting<Job>>) {
         if requests.is_empty() {
@@ -139,7 +159,12 @@ impl Served {
     pub(crate) fn computed(&self, padded_rows: usize, took: Duration, in_all: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.busy_nanos.fetch_add(nanos, Ordering::Relaxed);
-        self.queue().computed(Instant::now(), padded_rows, took);
+        let mut queue = self.queue();
+        queue.computed(Instant::now(), padded_rows, took);
+        if !self.model.has_batches {
+            queue.full_took(took);
+        }
+        drop(queue);
         self.metrics.computed(in_all);
     }
 
@@ -151,10 +176,11 @@ impl Served {
         self.check_room(&mut queue, now, 1, now + self.model.deadline)
     }
 
-    /// Computes the answer to a request that arrived at a time.
+    /// Computes the answer to a request that arrived at a time. The permits for its bytes are returned with these.
     pub(crate) async fn infer(
         &self,
         request: InferRequest,
+        permits: Vec<Arc<BodyPermit>>,
         arrived: Instant,
     ) -> Result<(InferResponse, Computed), InferError> {
         let started = Instant::now();
@@ -167,12 +193,14 @@ impl Served {
         });
         let timeout = request.timeout.unwrap_or(self.model.deadline);
         let deadline = arrived + timeout.min(LONGEST);
-        let (answer, answered) = oneshot::channel();
+        let (answer, answered) = AnswerSender::new();
         let waiting = Waiting {
             request: Job {
                 inputs: inputs.collect(),
                 answer,
+                permits,
                 losses: 0,
+                duplicate: Duplicate::No,
             },
             rows,
             row_shapes,

@@ -190,6 +190,24 @@ fn small_batches_do_not_count_once_a_full_one_was_computed() {
 }
 
 #[test]
+fn a_batch_takes_very_long_by_what_full_ones_take() {
+    let mut check = Check::new(4, 5, 100);
+    let patience = |check: &Check| check.queue.patience().as_millis();
+    assert_eq!(patience(&check), 10_000);
+    check.queue.full_took(Duration::from_millis(10));
+    assert_eq!(patience(&check), 250);
+    let mut check = Check::new(4, 5, 100);
+    check.computed(0, 4, 100);
+    assert_eq!(patience(&check), 800);
+    // Smaller ones are no measure.
+    check.computed(0, 1, 10);
+    assert_eq!(patience(&check), 800);
+    // One that took very long counts as eight times the usual time, with a weight of a fifth.
+    check.computed(0, 4, 60_000);
+    assert_eq!(patience(&check), 1920);
+}
+
+#[test]
 fn one_slow_batch_keeps_nobody_out_for_ever() {
     let mut check = Check::new(4, 5, 100);
     check.computed(0, 4, 60_000);

@@ -86,6 +86,31 @@ fn no_request_fails_when_a_worker_is_killed() {
 }
 
 #[test]
+fn another_replica_answers_while_a_worker_is_silent() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let model = double().replicas(2..=2).batching(without_delay());
+    let server = serve(cluster.pool(), [model]);
+    wait_until("there are two replicas", || {
+        metric(&server, "tensord_serve_replicas") == 2.0
+    });
+    let address = server.address();
+    let infer = |value: f64| {
+        let answer = infer(address, "double", &request_of(&[value; 4], 4));
+        assert_eq!(elements(&answer), [2.0 * value + 1.0; 4]);
+    };
+    (0..20).for_each(|it| infer(f64::from(it)));
+    let silent = cluster.worker_of_lease().expect("a worker has a lease");
+    cluster.workers[silent].signal_all("STOP");
+    thread::scope(|scope| {
+        for client in 0..8 {
+            scope.spawn(move || (0..20).for_each(|it| infer(f64::from(100 * client + it))));
+        }
+    });
+    assert!(metric(&server, "tensord_serve_handed_over_total") > 0.0);
+    cluster.workers[silent].signal_all("CONT");
+}
+
+#[test]
 fn no_request_fails_when_a_worker_is_stopped() {
     let cluster = Cluster::start(&["flex", "flex"]);
     let server = serve(cluster.pool(), [double().batching(without_delay())]);
