@@ -159,6 +159,17 @@ impl Model {
     }
 }
 
+impl Model {
+    /// Returns the most rows that are computed together: a request to a model without batches counts as one row, and is
+    /// computed alone.
+    pub(crate) fn most_rows(&self) -> usize {
+        match self.has_batches {
+            true => self.batching.max_size,
+            false => 1,
+        }
+    }
+}
+
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Model")

@@ -186,16 +186,12 @@ impl Batch {
 impl Replica {
     /// Computes a batch of zeros of each size that there will be.
     async fn warm_up(&mut self) -> Result<(), String> {
-        let most = self.served.model.batching.max_size;
+        let most = self.served.model.most_rows();
         let sizes = (0..)
             .map(|power| 1_usize << power)
             .take_while(|size| *size < most);
-        let sizes: Vec<_> = match self.served.model.has_batches {
-            true => sizes.chain([most, most]).collect(),
-            false => vec![1, 1],
-        };
         let mut took = Duration::ZERO;
-        for size in sizes {
+        for size in sizes.chain([most, most]) {
             let started = Instant::now();
             let inputs = zero_inputs(&self.served.model.inputs, size);
             let failed =

@@ -17,7 +17,7 @@ use crate::{
     job::{Answer, Duplicate, Input, Job},
     limits::{BodyPermit, LONGEST},
     metrics::ModelMetrics,
-    model::Model,
+    model::{Batching, Model},
     protocol::{InferRequest, InferResponse, InputTensor, OutputTensor, shown},
     queue::{BatchQueue, Full, Next, RowShapes, Waiting},
     signature::TensorSpec,
@@ -58,8 +58,12 @@ pub(crate) struct Computed {
 
 impl Served {
     pub(crate) fn new(model: Model, metrics: ModelMetrics) -> Self {
+        let batching = Batching {
+            max_size: model.most_rows(),
+            ..model.batching.clone()
+        };
         Self {
-            queue: Mutex::new(BatchQueue::new(model.batching.clone())),
+            queue: Mutex::new(BatchQueue::new(batching)),
             model,
             changed: Notify::new(),
             wants_replica: Notify::new(),
@@ -159,12 +163,7 @@ impl Served {
     pub(crate) fn computed(&self, padded_rows: usize, took: Duration, in_all: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.busy_nanos.fetch_add(nanos, Ordering::Relaxed);
-        let mut queue = self.queue();
-        queue.computed(Instant::now(), padded_rows, took);
-        if !self.model.has_batches {
-            queue.full_took(took);
-        }
-        drop(queue);
+        self.queue().computed(Instant::now(), padded_rows, took);
         self.metrics.computed(in_all);
     }
 

@@ -47,6 +47,32 @@ fn requests_are_put_together_and_each_gets_its_own_rows() {
 }
 
 #[test]
+fn requests_to_a_model_without_batches_are_computed_one_by_one() {
+    let cluster = Cluster::start(&["flex"]);
+    let (input, output) = (Port::f32("x", [4]), Port::f32("y", [4]));
+    let load = |_: &Device| Ok::<_, Infallible>(|x: Tensor<1>| x * 2.0 + 1.0);
+    let batching = Batching {
+        max_delay: Duration::from_millis(300),
+        ..Batching::default()
+    };
+    let model = Model::new("vector", input, output, load).batching(batching);
+    let server = serve(cluster.pool(), [model]);
+    thread::scope(|scope| {
+        for client in 0..8 {
+            let address = server.address();
+            scope.spawn(move || {
+                let value = f64::from(client);
+                let mut body = request_of(&[value; 4], 4);
+                body["inputs"][0]["shape"] = json!([4]);
+                let answer = infer(address, "vector", &body);
+                assert_eq!(elements(&answer), [2.0 * value + 1.0; 4]);
+            });
+        }
+    });
+    assert_eq!(metric(&server, "tensord_serve_batch_rows_count"), 8.0);
+}
+
+#[test]
 fn a_request_for_which_the_model_fails_spoils_no_other() {
     let cluster = Cluster::start(&["flex"]);
     let batching = Batching {
