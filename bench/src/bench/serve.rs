@@ -156,15 +156,11 @@ impl Setup {
             max_delay: Duration::ZERO,
             ..Batching::default()
         };
-        let server = Serve::new(client)
+        let serve = Serve::new(client)
             .model(model(CNN, Batching::default()))
-            .model(model(CNN_AT_ONCE, at_once))
-            .plaintext_on_loopback()
-            .without_token_on_loopback()
-            .bind("127.0.0.1:0")?;
-        ensure!(server.wait_ready(READY_WITHIN), "the server is not ready");
+            .model(model(CNN_AT_ONCE, at_once));
         Ok(Self {
-            server,
+            server: start(serve)?,
             lease,
             dir: tempfile::tempdir()?,
             _pool: pool,
@@ -172,15 +168,30 @@ impl Setup {
     }
 
     fn load(&self, model: &str, rows: usize, rate: f64, seconds: f64) -> Result<LoadResult> {
-        let load = Load {
-            address: self.server.address(),
-            model: model.into(),
-            rows,
-            rate,
-            seconds,
-            deadline_ms: DEADLINE_MS,
-        };
-        load::run(&load, &self.dir)
+        load::run(
+            &load_of(&self.server, model, rows, rate, seconds),
+            &self.dir,
+        )
+    }
+}
+
+/// Starts a server without TLS and tokens, and waits until it is ready.
+fn start(serve: Serve) -> Result<Server> {
+    let serve = serve.plaintext_on_loopback().without_token_on_loopback();
+    let server = serve.bind("127.0.0.1:0")?;
+    ensure!(server.wait_ready(READY_WITHIN), "the server is not ready");
+    Ok(server)
+}
+
+/// Returns the load of so many requests per second.
+fn load_of(server: &Server, model: &str, rows: usize, rate: f64, seconds: f64) -> Load {
+    Load {
+        address: server.address(),
+        model: model.into(),
+        rows,
+        rate,
+        seconds,
+        deadline_ms: DEADLINE_MS,
     }
 }
 

@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use tensord_serve::{Batching, Serve, Server};
 use tensord_testkit::cluster::Cluster;
 
-use super::{CNN, DEADLINE_MS, READY_WITHIN, model};
+use super::{CNN, load_of, model, start};
 use crate::{
     context::Context,
-    load::{self, Load, LoadResult},
+    load::{self, LoadResult},
 };
 
 /// Returns how many replicas compute, by the server's page of metrics.
@@ -33,23 +33,12 @@ fn replicas(server: &Server) -> Option<usize> {
 pub(super) fn kill(context: &Context, rate: f64) -> Result<LoadResult> {
     context.progress.update("serve: killing a worker");
     let cluster = Cluster::start(&["flex", "flex", "flex"]);
-    let server = Serve::new(cluster.pool())
-        .model(model(CNN, Batching::default()).replicas(2..=2))
-        .plaintext_on_loopback()
-        .without_token_on_loopback()
-        .bind("127.0.0.1:0")?;
-    ensure!(server.wait_ready(READY_WITHIN), "the server is not ready");
+    let model = model(CNN, Batching::default()).replicas(2..=2);
+    let server = start(Serve::new(cluster.pool()).model(model))?;
     cluster.wait("two replicas compute", || replicas(&server) == Some(2));
     let dir = tempfile::tempdir()?;
     let seconds = context.full_or_quick(10.0, 1.0);
-    let load = Load {
-        address: server.address(),
-        model: CNN.into(),
-        rows: 1,
-        rate,
-        seconds,
-        deadline_ms: DEADLINE_MS,
-    };
+    let load = load_of(&server, CNN, 1, rate, seconds);
     thread::scope(|scope| {
         let loaded = scope.spawn(|| load::run(&load, &dir));
         thread::sleep(Duration::from_secs_f64(seconds / 3.0));
