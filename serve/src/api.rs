@@ -143,8 +143,7 @@ impl Api {
         let answered = served.infer(request, permits, arrived).await;
         let answered = answered.and_then(|(response, computed)| {
             let mut permit = BodyPermit::default();
-            let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();
-            self.budget.take(bytes, &mut permit)?;
+            self.budget.take(response.output_bytes(), &mut permit)?;
             Ok((response, permit, computed))
         });
         let took = arrived.elapsed();

@@ -254,8 +254,7 @@ impl Service {
         request.timeout = request.timeout.into_iter().chain(timeout).min();
         let mut elements = BodyPermit::default();
         if has_numbers {
-            let bytes = request.inputs.iter().map(|it| it.bytes.len()).sum();
-            let taken = self.api.budget.take(bytes, &mut elements);
+            let taken = self.api.budget.take(request.input_bytes(), &mut elements);
             taken.map_err(refused)?;
         }
         let message = extensions.get::<Arc<BodyPermit>>().cloned();

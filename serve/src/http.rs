@@ -175,7 +175,7 @@ async fn answer(
     let permits = vec![Arc::new(permit)];
     let computing = api.infer(served, request, permits, Instant::now(), via);
     let (response, mut permit) = computing.await?;
-    let bytes = response.outputs.iter().map(|it| it.bytes.len()).sum();
+    let bytes = response.output_bytes();
     let encoded = offload(bytes, move || Ok(json::encode(&response))).await?;
     // JSON may be longer than the outputs. The request counts as answered already.
     api.budget.take(encoded.body.len(), &mut permit)?;
@@ -219,8 +219,8 @@ async fn read(
     let bytes = json_length.unwrap_or(body.len());
     let request = offload(bytes, move || json::decode(body, json_length)).await?;
     // The parts have the other bytes of the body; what the inputs have beyond these was made of its JSON.
-    let inputs: usize = request.inputs.iter().map(|it| it.bytes.len()).sum();
-    api.budget.take(bytes + inputs, &mut permit)?;
+    api.budget
+        .take(bytes + request.input_bytes(), &mut permit)?;
     Ok((request, permit))
 }
 

@@ -47,6 +47,13 @@ pub(crate) struct InferRequest {
     pub(crate) is_binary_default: bool,
 }
 
+impl InferRequest {
+    /// Returns the bytes of all inputs.
+    pub(crate) fn input_bytes(&self) -> usize {
+        self.inputs.iter().map(|it| it.bytes.len()).sum()
+    }
+}
+
 /// A tensor that a client sent.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct InputTensor {
@@ -73,6 +80,13 @@ pub(crate) struct InferResponse {
     /// That of the request.
     pub(crate) id: String,
     pub(crate) outputs: Vec<OutputTensor>,
+}
+
+impl InferResponse {
+    /// Returns the bytes of all outputs.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.outputs.iter().map(|it| it.bytes.len()).sum()
+    }
 }
 
 /// A tensor of an answer.

@@ -3,8 +3,9 @@
 //! The thread puts the ops of a batch into the op stream and reads its outputs; while the device computes, a further
 //! batch follows if it is full. Burn's tensors stay on this thread.
 
+mod forward;
+
 use std::{
-    any::Any,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
@@ -12,15 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::{
-    backend::ExecutionError,
-    tensor::{Device, TensorData},
-};
+use burn::tensor::{Device, TensorData};
 use futures::{StreamExt as _, future::LocalBoxFuture, stream::FuturesOrdered};
 use tensord_client::{Lease, LeaseEvent};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, warn};
 
+use self::forward::{Failure, Outputs, caught, load, panic_text, read};
 use crate::{
     error::InferError,
     fleet::{Event, Reports},
@@ -39,8 +38,8 @@ const BATCHES: usize = 2;
 /// A request fails after this many replicas were lost while they computed it: it may be the reason.
 const MAX_LOSSES: usize = 3;
 
-/// After the outputs of a batch could not be read, the replica waits so long for the news that its lease has ended, before
-/// it takes the model for the reason.
+/// After the outputs of a batch could not be read, the replica waits so long for the end of its lease. If the lease goes
+/// on, the model counts as the reason.
 const LOSS_DELAY: Duration = Duration::from_millis(50);
 
 /// What happens to a replica.
@@ -121,33 +120,6 @@ impl Drop for Replica {
     fn drop(&mut self) {
         self.put_back();
     }
-}
-
-/// Loads the model onto a device.
-fn load(served: &Served, device: &Device) -> Result<Runner, String> {
-    let load = || (served.model.load)(device);
-    match catch_unwind(AssertUnwindSafe(load)) {
-        Ok(Ok(runner)) => Ok(runner),
-        Ok(Err(error)) => Err(format!("cannot load the model: {error}")),
-        Err(panic) => Err(format!(
-            "loading the model panicked: {}",
-            panic_text(&*panic)
-        )),
-    }
-}
-
-/// The outputs of a batch as they are read, or why there are none.
-type Outputs = Result<Vec<TensorData>, Failure>;
-
-/// Why a batch has no outputs.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    /// The model's function panicked, or returned something else than it declares.
-    #[error("{0}")]
-    Model(String),
-    /// The outputs could not be read.
-    #[error("the device failed: {0}")]
-    Device(ExecutionError),
 }
 
 struct Replica {
@@ -305,8 +277,8 @@ impl Replica {
         self.served.put_back(handed_over);
     }
 
-    /// Waits a moment for the news that the lease has ended, which is an error, or has no devices for now. Otherwise the
-    /// model is the reason for a failure.
+    /// Waits for [`LOSS_DELAY`] for an event by which the lease has ended, which is an error, or has no devices for now.
+    /// Without one, the model counts as the reason for a failure.
     async fn await_loss(
         &mut self,
         mut lease_end: impl Future<Output = String> + Unpin,
@@ -412,7 +384,7 @@ impl Replica {
     /// Sends a single request its error. Of several, one may be the reason, so each is computed alone.
     fn fail(&self, mut requests: Vec<Waiting<Job>>, reason: &str) {
         let model = &self.served.model;
-        // Others may have more luck.
+        // Other replicas compute these, too, and may succeed.
         requests.retain(|it| it.request.duplicate != Duplicate::Original);
         if requests.is_empty() {
             return;
@@ -482,35 +454,10 @@ impl Replica {
     }
 }
 
-/// Reads outputs, which all travel at once.
-async fn read(readings: Vec<Reading>) -> Outputs {
-    let mut outputs = Vec::with_capacity(readings.len());
-    for reading in readings {
-        let output = reading.await;
-        outputs.push(output.map_err(Failure::Device)?);
-    }
-    Ok(outputs)
-}
-
 /// Waits until a time; for ever without one.
 async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// Runs something that depends on the model's function, of which a panic is a failure.
-fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let text = panic_text(&*panic);
-        Failure::Model(format!("the model panicked: {text}"))
-    })
-}
-
-/// Returns the text of a panic.
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("no reason is known").into()
 }

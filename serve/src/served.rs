@@ -78,7 +78,7 @@ impl Served {
     /// Returns whether the model answers requests: a replica computes, or none is needed while there are no requests.
     pub(crate) fn is_ready(&self) -> bool {
         let is_on_demand = *self.model.replicas.start() == 0 && self.outage().is_none();
-        self.ready.load(Ordering::Relaxed) > 0 || is_on_demand
+        self.ready() > 0 || is_on_demand
     }
 
     /// Sets how many replicas compute.
@@ -101,7 +101,7 @@ impl Served {
         let mut queue = self.queue();
         let is_outage = outage.is_some();
         *self.outage.lock().unwrap_or_else(PoisonError::into_inner) = outage;
-        if is_outage && self.ready.load(Ordering::Relaxed) == 0 {
+        if is_outage && self.ready() == 0 {
             queue.clear();
         }
     }
@@ -234,7 +234,7 @@ impl Served {
         self.metrics.queue_rows(queue.rows());
         drop(queue);
         self.changed.notify_waiters();
-        if self.ready.load(Ordering::Relaxed) == 0 {
+        if self.ready() == 0 {
             self.wants_replica.notify_one();
         }
         Ok(())
@@ -242,7 +242,7 @@ impl Served {
 
     /// Returns an error if no replica computes, and there will be none soon.
     fn check_outage(&self) -> Result<(), InferError> {
-        if self.ready.load(Ordering::Relaxed) > 0 {
+        if self.ready() > 0 {
             return Ok(());
         }
         match self.outage() {
