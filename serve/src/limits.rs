@@ -205,7 +205,7 @@ impl BodyBudget {
         Ok(if all.is_empty() { first } else { all.freeze() })
     }
 
-    /// Has a permit be for so many bytes, if it is for fewer.
+    /// Grows a permit to so many bytes, if it is for fewer.
     pub(crate) fn take(&self, bytes: usize, permit: &mut BodyPermit) -> Result<(), InferError> {
         let held = permit
             .0

@@ -1,8 +1,7 @@
 //! The pace at which requests are refused that are too many.
 //!
-//! A client that tries again at once, whatever `Retry-After` says, costs the server and itself as much as a request that is
-//! computed. A thousand such clients would leave little time for the model on a host that has few cores. So refusals
-//! beyond [`PER_SECOND`] wait, and meanwhile their clients do.
+//! Some clients ignore `Retry-After` and try again at once. A thousand of them would leave little time for the model on a
+//! host that has few cores. So refusals beyond [`PER_SECOND`] wait, and such a client waits with them.
 
 use std::{
     sync::{Mutex, PoisonError},

@@ -55,12 +55,13 @@ pub(crate) struct Full {
     pub(crate) retry_after: Duration,
 }
 
-/// A batch takes very long beyond so many times what full ones take on average,
+/// A batch takes very long after so many times the average of full batches.
 const LONG_FACTOR: f64 = 8.0;
-/// and at least this time.
+
+/// The least time after which a batch takes very long.
 const LEAST_PATIENCE: Duration = Duration::from_millis(250);
 
-/// The time before a batch takes very long while no batch was computed.
+/// The time after which a batch takes very long while there is no average.
 const UNKNOWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The requests that wait, the first first.

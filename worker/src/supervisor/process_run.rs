@@ -271,7 +271,8 @@ impl ProcessRun<'_> {
     }
 }
 
-/// Tells a process that the worker is done with the uploads of this number, if it waits for that.
+/// Tells a process that the worker has kept the uploads with this number, or has no room for them, if a session waits
+/// for that.
 async fn confirm_uploads(process: &mut Process, number: u64) -> Result<(), String> {
     if number == 0 {
         return Ok(());
