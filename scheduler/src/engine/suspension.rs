@@ -325,16 +325,29 @@ impl Engine {
     }
 
     /// Settles with a worker that has joined which snapshots of suspended leases it holds: the command
-    /// to hold them may have been lost with its stream, and so may that to drop them.
-    pub(super) fn settle_holder(&mut self, worker: WorkerId, held: &[LeaseId]) {
+    /// to hold them may have been lost with its stream, and so may that to drop them. A lease that goes on
+    /// there and is not among those that `run` on it needs its snapshots: the message that announces it was
+    /// lost.
+    pub(super) fn settle_holder(
+        &mut self,
+        worker: WorkerId,
+        held: &[LeaseId],
+        run: &BTreeSet<LeaseId>,
+    ) {
         let is_holder = |id: &LeaseId| {
             let lease = self.leases.get(*id);
             lease.is_some_and(|lease| lease.holders().contains(&worker))
         };
         let named = self.leases.index().of_worker(worker);
         let known: Vec<_> = named.filter(is_holder).collect();
-        for id in held.iter().filter(|id| !known.contains(id)) {
-            self.drop_snapshots(worker, *id);
+        let starts_here = |id: &LeaseId| {
+            let lease = self.leases.get(*id);
+            !run.contains(id) && lease.is_some_and(|lease| lease.workers().contains(&worker))
+        };
+        let is_needed = |id: &&LeaseId| known.contains(id) || starts_here(id);
+        let dropped: Vec<_> = held.iter().filter(|id| !is_needed(id)).copied().collect();
+        for id in dropped {
+            self.drop_snapshots(worker, id);
         }
         for id in known {
             self.hold_snapshots(worker, id, None);

@@ -1,6 +1,6 @@
 //! Events from workers: join, beat, release, outages, leave, and the end of a stream.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{LeaseId, WorkerId};
 
@@ -24,10 +24,11 @@ impl Engine {
                 self.pool.record_ended(worker, &ended);
                 let (over, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.ended);
                 self.resume_ended(worker, over);
+                let running: BTreeSet<_> = held.iter().map(|held| held.lease).collect();
                 self.resume_held(worker, held);
                 self.resume_claimed(worker);
                 self.renew_stored(worker);
-                self.settle_holder(worker, &suspended);
+                self.settle_holder(worker, &suspended, &running);
                 self.pool.set_out_of_service(worker, out_of_service);
                 if leaving {
                     self.pool.leave(worker);

@@ -98,7 +98,7 @@ fn attach_with_token(worker: u64, epoch: u64) -> Event {
 }
 
 /// A worker with one device joins that holds snapshots of lease 10.
-fn join_as_holder(id: u64) -> Event {
+pub(super) fn join_as_holder(id: u64) -> Event {
     let mut join = join(id, &[exact(16)]);
     if let Event::Worker {
         event: WorkerEvent::Join { suspended, .. },

@@ -179,6 +179,16 @@ fn two_leases_take_turns_on_one_device() {
 }
 
 #[test]
+fn worker_keeps_the_snapshots_of_a_lease_whose_announcement_it_has_not_received() {
+    let steps = [
+        (5, resume(10), vec![moved(1, 10, 1, 1, 0)]),
+        (6, worker_disconnected(1), vec![]),
+        (7, super::records::join_as_holder(1), vec![]),
+    ];
+    check(suspended_at_worker_1().into_iter().chain(steps));
+}
+
+#[test]
 fn resumed_lease_comes_before_the_queue() {
     let waits = [
         (5, attach(2), vec![]),
