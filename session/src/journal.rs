@@ -133,14 +133,16 @@ impl Journal {
         self.epoch
     }
 
-    /// Returns the marks from which the session can go on, if the worker has their snapshots, latest
-    /// first. `first_pending` is the id of the first request that is not answered: it would not
-    /// be answered after a later mark.
-    pub(super) fn restore_points(&self, first_pending: Option<u64>) -> Vec<RestorePoint> {
+    /// Returns the mark from which the session can go on, if the worker has its snapshot: the committed
+    /// one; before there is one, the pending one. A worker may have the snapshot of a pending mark and its
+    /// keeper not, and a session that went on from there could not go on at the keeper any more.
+    /// `first_pending` is the id of the first request that is not answered: it would not be answered after
+    /// a later mark.
+    pub(super) fn restore_point(&self, first_pending: Option<u64>) -> Option<RestorePoint> {
         let pending = self.pending.as_ref();
         let pending = pending.filter(|pending| pending.is_answered(first_pending));
         let pending = pending.map(|pending| pending.point);
-        pending.into_iter().chain(self.committed).collect()
+        self.committed.or(pending)
     }
 
     /// Has a mark placed as soon as none is pending.
@@ -257,8 +259,7 @@ impl Journal {
         })
     }
 
-    /// Records that the session goes on from one of the
-    /// [`restore_points`](Self::restore_points) in another process, of this epoch. Returns the
+    /// Records that the session goes on from its [`restore_point`](Self::restore_point) in another process, of this epoch. Returns the
     /// mark from which it goes on if that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(journal.on_marked(marked(1, "", 1)), None);
         assert_eq!(journal.try_commit(Some(4)), None, "request 4 is pending");
         assert_eq!(journal.try_commit(Some(5)), commit(1, 7, 4));
-        assert_eq!(journal.restore_points(None), [point(1, 7)]);
+        assert_eq!(journal.restore_point(None), Some(point(1, 7)));
         let later = now + MIN_INTERVAL;
         let soon = now + Duration::from_millis(50);
         assert!(
@@ -392,7 +393,7 @@ mod tests {
         place(&mut journal, 5, 0, now);
         let refused = journal.on_marked(marked(2, "no room", 0));
         assert_eq!(refused, Some("no room".into()));
-        assert_eq!(journal.restore_points(None), [point(1, 1)]);
+        assert_eq!(journal.restore_point(None), Some(point(1, 1)));
         assert_eq!(place(&mut journal, 6, 0, now).mark, 3);
     }
 
@@ -403,7 +404,7 @@ mod tests {
         place(&mut journal, 5, 0, now);
         assert!(!journal.lapses(MAX_BYTES) && journal.lapses(MAX_BYTES + 1));
         assert!(!journal.lapses(MAX_BYTES + 1) && !journal.must_keep());
-        assert_eq!(journal.restore_points(None), []);
+        assert_eq!(journal.restore_point(None), None);
         journal.on_marked(marked(2, "", 0));
         assert_eq!(journal.try_commit(None), None, "ops after it were dropped");
         let mark = place(&mut journal, 9, 0, now + MIN_INTERVAL);
@@ -453,7 +454,7 @@ mod tests {
         place(&mut journal, 5, 8, now);
         journal.on_marked(marked(2, "", 0));
         assert_eq!(journal.try_commit(Some(8)), None);
-        assert_eq!(journal.restore_points(Some(8)), [point(1, 1)]);
+        assert_eq!(journal.restore_point(Some(8)), Some(point(1, 1)));
         assert_eq!(journal.restored(1, 1), None);
         assert_eq!(journal.epoch(), 1);
         assert_eq!(
@@ -471,8 +472,8 @@ mod tests {
         let mut journal = Journal::default();
         journal.begin(0);
         place(&mut journal, 5, 8, now);
-        assert_eq!(journal.restore_points(Some(8)), []);
-        assert_eq!(journal.restore_points(Some(9)), [point(1, 5)]);
+        assert_eq!(journal.restore_point(Some(8)), None);
+        assert_eq!(journal.restore_point(Some(9)), Some(point(1, 5)));
         assert_eq!(journal.restored(1, 1), commit(1, 5, 8));
         assert_eq!(journal.committed(), Some(point(1, 5)));
     }

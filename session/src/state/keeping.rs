@@ -161,12 +161,13 @@ impl State {
         }
     }
 
-    /// Returns the marks from which the session can go on in another process, latest first.
+    /// Returns the mark from which the session can go on in another process, if there is one.
     pub fn restore_points(&self) -> Vec<RestorePoint> {
         match &self.cohort_member {
             None => {
                 let first_pending = self.requests.first_pending();
-                self.journal.restore_points(first_pending)
+                let point = self.journal.restore_point(first_pending);
+                point.into_iter().collect()
             }
             Some(member) => {
                 let committed = member.cuts().committed();

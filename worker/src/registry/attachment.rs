@@ -7,7 +7,7 @@ use tensord_proto::{
 
 use crate::session::Track;
 
-/// Number of restore points that are considered: a client has two at most.
+/// Number of restore points that are considered: a client sends one at most.
 const MAX_RESTORE_POINTS: usize = 4;
 
 /// Limit of the positions in a restore point.
