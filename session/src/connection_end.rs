@@ -9,6 +9,8 @@ use tensord_proto::{
     version,
 };
 
+use crate::state::Track;
+
 /// Why a connection ended.
 #[derive(Debug)]
 pub enum ConnectionEnd {
@@ -36,7 +38,7 @@ pub fn after_pump(ended: Ended<ConnectionEnd>) -> ConnectionEnd {
 /// Returns the end of a connection whose session the worker closed with `error`. A session that
 /// `can_be_restored` may go on elsewhere if its lease has left the worker, or the worker stops: the
 /// pool reports where, or that the lease has ended.
-pub fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
+pub(crate) fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
     match error.code() {
         ErrorCode::Lease | ErrorCode::Draining if can_be_restored => {
             ConnectionEnd::Lost(error.to_string())
@@ -46,6 +48,17 @@ pub fn closed_by(error: &Error, can_be_restored: bool) -> ConnectionEnd {
         }
         ErrorCode::Unspecified => ConnectionEnd::Over("closed".into()),
         _ => ConnectionEnd::Over(format!("the worker ended the session: {error}")),
+    }
+}
+
+/// Returns the end of a connection whose session the worker has refused to open with `error`. `resume`
+/// is whether the track was connected before, and `is_durable` whether the session could go on from a
+/// snapshot.
+pub fn rejected_by(error: &Error, track: Track, resume: bool, is_durable: bool) -> ConnectionEnd {
+    match track {
+        // A new process rejects the bulk track until the track for ops is connected.
+        Track::Bulk if is_durable => ConnectionEnd::Lost(error.to_string()),
+        Track::Ops | Track::Bulk => closed_by(error, resume && is_durable),
     }
 }
 

@@ -30,7 +30,7 @@ mod upload_cache;
 
 pub use self::{
     cohort::{Cohort, CohortMember, LEASE_DROPPED},
-    connection_end::{ConnectionEnd, accepted_profile, after_pump, broken, closed_by},
+    connection_end::{ConnectionEnd, accepted_profile, after_pump, broken, rejected_by},
     op_buffer::{FrameEncoder, Item, OpBuffer},
     pending_reads::Delivery,
     requests::{Answer, Requests},

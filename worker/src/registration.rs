@@ -179,7 +179,7 @@ impl Registration {
         tokio::select! {
             ended = self.serve(&messages, &mut commands, period, is_leaving) => ended,
             () = wait_for_stage(&mut leave, LeaveStage::Leaving) => {
-                report_left(messages, self.heartbeat(), &mut commands).await;
+                report_left(messages, heartbeat(&*self.host), &mut commands).await;
                 RegistrationEnd::Left
             }
         }
@@ -199,7 +199,7 @@ impl Registration {
         loop {
             tokio::select! {
                 command = commands.message() => match command {
-                    Ok(Some(command)) => if let Some(lease) = self.execute_command(command)
+                    Ok(Some(command)) => if let Some(lease) = execute(&*self.host, command)
                         && let Err(ended) = self.report(messages, vec![lease]).await
                     {
                         return ended;
@@ -211,7 +211,7 @@ impl Registration {
                     self.host.query_memory();
                     // The queue is full if the scheduler is slow; the next heartbeat
                     // replaces this one.
-                    let _ = messages.try_send(message(Body::Heartbeat(self.heartbeat())));
+                    let _ = messages.try_send(message(Body::Heartbeat(heartbeat(&*self.host))));
                 }
                 released = self.host.wait_for_reports() => {
                     if let Err(ended) = self.report(messages, released).await {
@@ -226,62 +226,6 @@ impl Registration {
                     has_sent_leaving = true;
                 }
             }
-        }
-    }
-
-    /// Executes a command. Returns the lease that it ended, if it ended one.
-    fn execute_command(&self, command: WorkerCommand) -> Option<LeaseId> {
-        match command.body? {
-            worker_command::Body::EndLease(end) => {
-                let lease = LeaseId(end.lease_id);
-                match end.hold_snapshots {
-                    true => self.host.hold_snapshots(lease),
-                    // An earlier command may have suspended the lease.
-                    false => self.host.drop_snapshots(lease),
-                }
-                self.host.end_lease(lease, &end.grants);
-                return Some(lease);
-            }
-            worker_command::Body::Granted(granted) => self.host.granted(&granted),
-            worker_command::Body::SendSnapshots(command) => self.host.send_snapshots(&command),
-            worker_command::Body::KeepSnapshots(command) => self.host.keep_snapshots(&command),
-            worker_command::Body::DropSnapshots(command) => {
-                let lease = LeaseId(command.lease_id);
-                match command.part {
-                    Some(index) => self.host.drop_part(PartId { lease, index }),
-                    None => self.host.drop_snapshots(lease),
-                }
-            }
-            worker_command::Body::HoldSnapshots(command) => {
-                let lease = LeaseId(command.lease_id);
-                match command.part {
-                    Some(index) => self.host.hold_part(PartId { lease, index }),
-                    None => self.host.hold_snapshots(lease),
-                }
-            }
-            worker_command::Body::DropStored(command) => {
-                let leases = command.lease_ids.into_iter().map(LeaseId);
-                self.host.drop_stored(leases.collect());
-            }
-            worker_command::Body::Time(time) => {
-                self.host.set_time(time.time_ms);
-                self.host.usage_recorded(&time.usage_recorded);
-            }
-            worker_command::Body::Registered(_) => {}
-        }
-        None
-    }
-
-    fn heartbeat(&self) -> Heartbeat {
-        let (usage, leases) = self.host.usage();
-        Heartbeat {
-            usage,
-            out_of_service: self.host.out_of_service(),
-            kept: self.host.kept_leases(),
-            interrupted: self.host.interrupted_leases(),
-            in_store: self.host.leases_in_store().iter().map(|it| it.0).collect(),
-            leases,
-            idle: self.host.idle_leases(),
         }
     }
 
@@ -304,7 +248,7 @@ impl Registration {
             let lease_ids = stored.iter().map(|it| it.0).collect();
             Body::StoredLeases(StoredLeases { lease_ids })
         });
-        let heartbeat = std::iter::once(Body::Heartbeat(self.heartbeat()));
+        let heartbeat = std::iter::once(Body::Heartbeat(heartbeat(&*self.host)));
         for body in heartbeat.chain(released).chain(stored) {
             let sent = timeout(SCHEDULER_TIMEOUT, messages.send(message(body))).await;
             if !matches!(sent, Ok(Ok(()))) {
@@ -387,6 +331,63 @@ impl Registration {
             store_id: self.host.store_id().map_or(0, |store| store.0),
             takes_shares: self.host.takes_shares(),
         }
+    }
+}
+
+/// Executes a command of the scheduler. Returns the lease that it ended, if it ended one.
+pub(crate) fn execute(host: &dyn LeaseHost, command: WorkerCommand) -> Option<LeaseId> {
+    match command.body? {
+        worker_command::Body::EndLease(end) => {
+            let lease = LeaseId(end.lease_id);
+            match end.hold_snapshots {
+                true => host.hold_snapshots(lease),
+                // An earlier command may have suspended the lease.
+                false => host.drop_snapshots(lease),
+            }
+            host.end_lease(lease, &end.grants);
+            return Some(lease);
+        }
+        worker_command::Body::Granted(granted) => host.granted(&granted),
+        worker_command::Body::SendSnapshots(command) => host.send_snapshots(&command),
+        worker_command::Body::KeepSnapshots(command) => host.keep_snapshots(&command),
+        worker_command::Body::DropSnapshots(command) => {
+            let lease = LeaseId(command.lease_id);
+            match command.part {
+                Some(index) => host.drop_part(PartId { lease, index }),
+                None => host.drop_snapshots(lease),
+            }
+        }
+        worker_command::Body::HoldSnapshots(command) => {
+            let lease = LeaseId(command.lease_id);
+            match command.part {
+                Some(index) => host.hold_part(PartId { lease, index }),
+                None => host.hold_snapshots(lease),
+            }
+        }
+        worker_command::Body::DropStored(command) => {
+            let leases = command.lease_ids.into_iter().map(LeaseId);
+            host.drop_stored(leases.collect());
+        }
+        worker_command::Body::Time(time) => {
+            host.set_time(time.time_ms);
+            host.usage_recorded(&time.usage_recorded);
+        }
+        worker_command::Body::Registered(_) => {}
+    }
+    None
+}
+
+/// Returns a heartbeat: how the devices and leases are.
+pub(crate) fn heartbeat(host: &dyn LeaseHost) -> Heartbeat {
+    let (usage, leases) = host.usage();
+    Heartbeat {
+        usage,
+        out_of_service: host.out_of_service(),
+        kept: host.kept_leases(),
+        interrupted: host.interrupted_leases(),
+        in_store: host.leases_in_store().iter().map(|it| it.0).collect(),
+        leases,
+        idle: host.idle_leases(),
     }
 }
 

@@ -97,7 +97,7 @@ pub(crate) async fn start_in_this_process(
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
             runtime: Handle::current(),
-            identity: options.identity.clone(),
+            identity: Some(options.identity.clone()),
         },
         op_timeout: options.op_timeout,
         runtime: Handle::current(),

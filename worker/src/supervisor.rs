@@ -214,6 +214,16 @@ impl Supervisor {
         described: Described,
         settings: SupervisorSettings,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
+        let (supervisor, queued) = Self::idle(described, settings);
+        let run = supervisor.clone().run(queued);
+        (supervisor, run)
+    }
+
+    /// Creates the supervisor, and returns with it the jobs for [`run`](Self::run).
+    fn idle(
+        described: Described,
+        settings: SupervisorSettings,
+    ) -> (Arc<Self>, mpsc::Receiver<Job>) {
         let offered = |(index, found): (u32, &FoundDevice)| OfferedDevice {
             index,
             name: DeviceName::from(&found.selection),
@@ -252,8 +262,7 @@ impl Supervisor {
             devices,
             settings,
         });
-        let run = supervisor.clone().run(queued);
-        (supervisor, run)
+        (supervisor, queued)
     }
 
     /// Serves the connections that belong to no process, forever.

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
 
 use tensord_proto::v1::frame::Body;
-use tensord_session::{ConnectionEnd, Track, after_pump, closed_by};
+use tensord_session::{ConnectionEnd, Track, after_pump, rejected_by};
 use tensord_transport::{
     Carrier, Link,
     channel::{Connection, Timing, duplex, pump},
@@ -380,13 +380,9 @@ async fn connect(
                 Err(ended) => Err(ended),
             }
         }
-        // Retry: a new process rejects the bulk track until the track for ops is connected.
-        Some(Body::Rejected(rejected)) if track == Track::Bulk && is_durable => Err(
-            ConnectionEnd::Lost(rejected.error.unwrap_or_default().to_string()),
-        ),
         Some(Body::Rejected(rejected)) => {
             let error = rejected.error.unwrap_or_default();
-            match closed_by(&error, resume && is_durable) {
+            match rejected_by(&error, track, resume, is_durable) {
                 ConnectionEnd::Lost(reason) => Err(ConnectionEnd::Lost(reason)),
                 ConnectionEnd::LeaseOver(_) => Err(ConnectionEnd::LeaseOver(at_worker(&error))),
                 ConnectionEnd::Over(_) | ConnectionEnd::BrokeRule(_) => Err(over(&error)),

@@ -62,8 +62,9 @@ pub(crate) struct CollectiveSettings {
     /// rate of the links.
     pub(crate) bucket_bytes: Option<usize>,
     pub(crate) runtime: Handle,
-    /// This worker's key and certificate; leases pin the certificate.
-    pub(crate) identity: Arc<Identity>,
+    /// This worker's key and certificate, with which it dials others; leases pin the certificate.
+    /// `None` in a simulation, which has no network.
+    pub(crate) identity: Option<Arc<Identity>>,
 }
 
 pub(crate) struct Cohort {
@@ -398,8 +399,8 @@ impl Cohort {
         if let Some(peer) = self.peer(worker)
             && peer.request_link()
             && self.lease_members.dials(worker)
+            && let Some(identity) = self.settings.identity.clone()
         {
-            let identity = self.settings.identity.clone();
             let dial_tasks = link::dial(Arc::downgrade(self), self.lease, peer.clone(), identity);
             self.peers.spawn_link(dial_tasks, &self.settings.runtime);
         }

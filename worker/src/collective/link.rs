@@ -87,19 +87,7 @@ async fn connect(
     let pin = <[u8; 32]>::try_from(&share.certificate_sha256[..]);
     let pin =
         pin.map_err(|_| "the lease has no fingerprint of the worker's certificate".to_owned())?;
-    let join = {
-        let cohort = cohort.upgrade().ok_or("the lease has ended")?;
-        let (received, credit_bytes) = peer.acknowledge();
-        Join {
-            hello: Some(version::hello()),
-            lease_token: cohort.lease_token(),
-            cohort: cohort.id,
-            from_worker_id: cohort.lease_members().me().0,
-            to_worker_id: peer.worker.0,
-            received,
-            credit_bytes,
-        }
-    };
+    let join = join_request(&*cohort.upgrade().ok_or("the lease has ended")?, peer);
     let trust = Trust::Pin(Fingerprint(pin));
     let link = dialer
         .dial_bulk(&share.address, &trust, DIAL_DEADLINE)
@@ -126,12 +114,38 @@ async fn connect(
     }
 }
 
+/// Returns the first message of a connection to `peer`.
+fn join_request(cohort: &Cohort, peer: &Peer) -> Join {
+    let (received, credit_bytes) = peer.acknowledge();
+    Join {
+        hello: Some(version::hello()),
+        lease_token: cohort.lease_token(),
+        cohort: cohort.id,
+        from_worker_id: cohort.lease_members().me().0,
+        to_worker_id: peer.worker.0,
+        received,
+        credit_bytes,
+    }
+}
+
 /// Accepts the connection of a worker that dialled. The caller has checked the token of
 /// `join`; the TLS handshake has proved that the worker has the key of `peer_certificate`.
 pub(crate) fn accept(
     cohort: &Arc<Cohort>,
     join: &Join,
     peer_certificate: Option<&PeerCertificate>,
+) -> Result<AcceptedLink, Error> {
+    accept_from(cohort, join, |share| {
+        check_certificate(share, cohort.lease, peer_certificate)
+    })
+}
+
+/// Accepts the connection of a worker that dialled, if `check` finds that it is the worker of this
+/// share.
+fn accept_from(
+    cohort: &Arc<Cohort>,
+    join: &Join,
+    check: impl FnOnce(&LeaseShare) -> Result<(), String>,
 ) -> Result<AcceptedLink, Error> {
     let protocol = |what: String| Error::new(ErrorCode::Protocol, what);
     let ours = version::hello();
@@ -141,7 +155,7 @@ pub(crate) fn accept(
     let peer = cohort
         .peer(from)
         .ok_or_else(|| protocol(format!("worker {from} is not part of the lease")))?;
-    check_certificate(&peer.share, cohort.lease, peer_certificate).map_err(protocol)?;
+    check(&peer.share).map_err(protocol)?;
     if let Some(violation) = peer.violation() {
         return Err(protocol(violation.to_string()));
     }

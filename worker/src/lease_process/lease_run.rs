@@ -134,7 +134,7 @@ impl LeaseRun {
                 deadline: Duration::from_millis(collective_timeout_ms),
                 bucket_bytes: bucket_bytes.and_then(|bytes| usize::try_from(bytes).ok()),
                 runtime: Handle::current(),
-                identity: identity.clone(),
+                identity: Some(identity.clone()),
             },
             op_timeout: Duration::from_millis(op_timeout_ms),
             runtime: Handle::current(),

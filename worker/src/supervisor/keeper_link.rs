@@ -1,7 +1,8 @@
 //! Sends the snapshots of a lease to its keeper, another worker that goes on with the lease if
-//! this one is lost.
+//! this one is lost. `stream` decides which ones; this module connects and sends.
 
 mod sent_snapshots;
+pub(super) mod stream;
 pub(super) mod wire;
 
 use std::{
@@ -13,10 +14,9 @@ use std::{
 
 use tensord_proto::{
     ids::{PartId, SessionId, WorkerId},
-    text::{MESSAGE_CHARS, sanitize},
-    v1::{Ping, SnapshotId, SnapshotStored, SnapshotsEnded, frame::Body},
+    v1::{Ping, SnapshotsEnded, frame::Body},
 };
-use tensord_transport::{Link, tls::Fingerprint};
+use tensord_transport::{Identity, Link, tls::Fingerprint};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
@@ -24,8 +24,8 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use self::{
-    sent_snapshots::SentSnapshots,
-    wire::{connect, frames, send, stored},
+    stream::SnapshotStream,
+    wire::{connect, send, stored},
 };
 use super::{
     Supervisor,
@@ -34,7 +34,7 @@ use super::{
     pending_marks::PendingMarks,
     snapshots::KeptSnapshot,
 };
-use crate::{locks::lock, process_message::SnapshotKept};
+use crate::process_message::SnapshotKept;
 
 /// Interval of pings to the keeper.
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -61,6 +61,21 @@ pub(super) struct KeeperQueues {
 }
 
 impl KeeperQueues {
+    /// Creates the queues of a part of a lease that has this number of devices. Returns with them what
+    /// sends the snapshots, and the messages for it.
+    pub(super) fn new(
+        supervisor: Arc<Supervisor>,
+        part: PartId,
+        devices: usize,
+        keeper: watch::Receiver<Option<Keeper>>,
+        progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+    ) -> (SnapshotStream, mpsc::Receiver<Outgoing>, Self) {
+        let (queue, outgoing, kept) = CopyQueue::new(devices, progress.clone());
+        let marks = PendingMarks::new(progress, kept);
+        let stream = SnapshotStream::new(supervisor, part, marks);
+        (stream, outgoing, Self { queue, keeper })
+    }
+
     /// Has a session's new snapshot sent to the keeper. Returns `false` if there is no keeper, or
     /// it does not keep up: the snapshot counts as kept.
     pub(super) fn send(&self, session: SessionId, mark: u64) -> bool {
@@ -85,17 +100,15 @@ impl KeeperQueues {
 
 /// The link of a lease to its keeper.
 pub(super) struct KeeperLink {
-    supervisor: Arc<Supervisor>,
-    part: PartId,
+    stream: SnapshotStream,
+    identity: Arc<Identity>,
     keeper: watch::Receiver<Option<Keeper>>,
     outgoing: mpsc::Receiver<Outgoing>,
     /// Messages that were taken from `outgoing` while a snapshot was sent; at most as many as
     /// `outgoing` has room for.
     waiting: VecDeque<Outgoing>,
-    marks: PendingMarks<WorkerId>,
     /// Number of connections to the keeper that have ended or failed, one after the other.
     failures: u32,
-    has_warned: bool,
 }
 
 impl KeeperLink {
@@ -106,20 +119,16 @@ impl KeeperLink {
         keeper: watch::Receiver<Option<Keeper>>,
         progress: Arc<Mutex<CopyProgress<WorkerId>>>,
     ) -> (Self, KeeperQueues) {
-        let (queue, outgoing, kept) = CopyQueue::new(devices, progress.clone());
-        let queues = KeeperQueues {
-            queue,
-            keeper: keeper.clone(),
-        };
+        let identity = supervisor.settings.identity.clone();
+        let (stream, outgoing, queues) =
+            KeeperQueues::new(supervisor, part, devices, keeper.clone(), progress);
         let link = Self {
-            supervisor,
-            part,
+            stream,
+            identity,
             keeper,
             outgoing,
             waiting: VecDeque::new(),
-            marks: PendingMarks::new(progress, kept),
             failures: 0,
-            has_warned: false,
         };
         (link, queues)
     }
@@ -135,7 +144,7 @@ impl KeeperLink {
                 }
             };
             let ended = self.connect_and_serve(&keeper).await;
-            self.marks.disconnected();
+            self.stream.marks.disconnected(Instant::now());
             let Some(reason) = ended else {
                 return;
             };
@@ -144,10 +153,10 @@ impl KeeperLink {
             }
             self.failures += 1;
             // Once is no reason to worry: the keeper may drop a lease that has ended before this worker does.
-            if self.failures > 1 && !std::mem::replace(&mut self.has_warned, true) {
-                warn!(lease = %self.part.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
+            if self.failures > 1 && self.stream.must_warn() {
+                warn!(lease = %self.stream.part.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
             } else {
-                debug!(lease = %self.part.lease, "the link to worker {} ended: {reason}", keeper.name);
+                debug!(lease = %self.stream.part.lease, "the link to worker {} ended: {reason}", keeper.name);
             }
             if !self.wait(Some(RETRY_DELAY)).await {
                 return;
@@ -160,20 +169,20 @@ impl KeeperLink {
     async fn wait(&mut self, delay: Option<Duration>) -> bool {
         let mut pause = pin!(sleep(delay.unwrap_or_default()));
         loop {
-            let deadline = self.marks.next_deadline();
+            let deadline = self.stream.marks.next_deadline();
             tokio::select! {
                 () = &mut pause, if delay.is_some() => return true,
                 changed = self.keeper.changed() => return changed.is_ok(),
                 message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(Outgoing::Snapshot { session, mark, .. }) => match delay {
-                        Some(_) => self.marks.give_up_soon(session, mark),
-                        None => self.marks.count_as_kept(session, mark).await,
+                        Some(_) => self.stream.marks.give_up_soon(Instant::now(), session, mark),
+                        None => self.stream.marks.count_as_kept(session, mark).await,
                     },
-                    Some(Outgoing::SessionEnded(session)) => self.marks.forget(session),
+                    Some(Outgoing::SessionEnded(session)) => self.stream.marks.forget(session),
                     None => return false,
                 },
-                () = sleep_until(deadline), if !self.marks.is_empty() => {
-                    self.marks.give_up_due(Instant::now()).await;
+                () = sleep_until(deadline), if !self.stream.marks.is_empty() => {
+                    self.stream.marks.give_up_due(Instant::now()).await;
                 }
             }
         }
@@ -182,61 +191,45 @@ impl KeeperLink {
     /// Connects to the keeper, and sends it snapshots until the connection ends. Returns the
     /// reason, or `None` if the lease has ended.
     async fn connect_and_serve(&mut self, keeper: &Keeper) -> Option<String> {
-        let identity = self.supervisor.settings.identity.clone();
-        let connecting = connect(identity, self.part, keeper);
+        let connecting = connect(self.identity.clone(), self.stream.part, keeper);
         let (mut link, kept) = match timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(connected)) => connected,
             Ok(Err(reason)) => return Some(reason),
             Err(_) => return Some("it did not answer".into()),
         };
-        info!(lease = %self.part.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
-        let mut sent = SentSnapshots::default();
-        let present = lock(&self.supervisor.snapshots).of(self.part.lease);
-        self.marks.connected(keeper.id);
-        for id in kept {
-            // A keeper may send anything.
-            let is_of_session = |it: &&KeptSnapshot| it.info.session_id == id.session_id;
-            if let Some(latest) = present.iter().rfind(is_of_session) {
-                sent.record(id, latest.info.committed);
-                self.record_stored(id, &mut sent);
-            }
-        }
-        for snapshot in present {
-            if sent.is_new(snapshot.id())
-                && let Err(reason) = self.send_snapshot(&mut link, &snapshot, &mut sent).await
+        info!(lease = %self.stream.part.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
+        for snapshot in self.stream.connected(keeper.id, kept) {
+            if self.stream.is_new(&snapshot)
+                && let Err(reason) = self.send_snapshot(&mut link, &snapshot).await
             {
                 return Some(reason);
             }
         }
-        (self.failures, self.has_warned) = (0, false);
-        self.serve(&mut link, keeper, sent).await
+        self.failures = 0;
+        self.stream.worked();
+        self.serve(&mut link, keeper).await
     }
 
-    async fn serve(
-        &mut self,
-        link: &mut Link,
-        keeper: &Keeper,
-        mut sent: SentSnapshots,
-    ) -> Option<String> {
+    async fn serve(&mut self, link: &mut Link, keeper: &Keeper) -> Option<String> {
         let mut pings = interval(PING_INTERVAL);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.keeper.borrow().as_ref() == Some(keeper) {
-            let deadline = self.marks.next_deadline();
+            let deadline = self.stream.marks.next_deadline();
             let done = tokio::select! {
                 message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
-                    Some(message) => self.send_message(link, message, &mut sent).await,
+                    Some(message) => self.send_message(link, message).await,
                     None => return None,
                 },
                 frame = link.receiver.recv() => match stored(frame) {
                     Ok(stored) => {
-                        self.on_stored(stored, &mut sent).await;
+                        self.stream.on_stored(Instant::now(), stored).await;
                         Ok(())
                     }
                     Err(reason) => Err(reason),
                 },
                 _ = pings.tick() => send(link, Body::Ping(Ping::default())).await,
-                () = sleep_until(deadline), if !self.marks.is_empty() => {
-                    self.marks.give_up_due(Instant::now()).await;
+                () = sleep_until(deadline), if !self.stream.marks.is_empty() => {
+                    self.stream.marks.give_up_due(Instant::now()).await;
                     Ok(())
                 }
                 changed = self.keeper.changed() => match changed {
@@ -251,37 +244,22 @@ impl KeeperLink {
         Some("another worker is the keeper".into())
     }
 
-    async fn send_message(
-        &mut self,
-        link: &mut Link,
-        message: Outgoing,
-        sent: &mut SentSnapshots,
-    ) -> Result<(), String> {
-        let (session, mark, queued_at) = match message {
+    async fn send_message(&mut self, link: &mut Link, message: Outgoing) -> Result<(), String> {
+        match message {
             Outgoing::Snapshot {
                 session,
                 mark,
                 queued_at,
-            } => (session, mark, queued_at),
+            } => match self.stream.next_to_send(session, mark, queued_at).await {
+                Some(snapshot) => self.send_snapshot(link, &snapshot).await,
+                None => Ok(()),
+            },
             Outgoing::SessionEnded(session) => {
-                self.marks.forget(session);
-                sent.forget(session);
+                self.stream.forget(session);
                 let session_id = session.0;
-                return send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await;
+                send(link, Body::SnapshotsEnded(SnapshotsEnded { session_id })).await
             }
-        };
-        let latest = lock(&self.supervisor.snapshots).latest(self.part.lease, session);
-        // A later snapshot than the queued one has a message of its own, or none is left.
-        let latest = latest.filter(|latest| latest.info.mark == mark);
-        let Some(latest) = latest.filter(|latest| !sent.is_stored(latest.id())) else {
-            self.marks.count_as_kept(session, mark).await;
-            return Ok(());
-        };
-        self.marks.expect(session, mark, queued_at);
-        if !sent.is_new(latest.id()) {
-            return Ok(());
         }
-        self.send_snapshot(link, &latest, sent).await
     }
 
     /// Sends a snapshot in parts, and gives up pending ones in between whose time is over.
@@ -289,15 +267,11 @@ impl KeeperLink {
         &mut self,
         link: &mut Link,
         snapshot: &KeptSnapshot,
-        sent: &mut SentSnapshots,
     ) -> Result<(), String> {
-        let (id, committed) = (snapshot.id(), snapshot.info.committed);
-        let has_base = sent.has_base_of(id, committed);
-        sent.record(id, committed);
-        for body in frames(snapshot, has_base) {
+        for body in self.stream.begin(snapshot) {
             send(link, body.map_err(|e| e.to_string())?).await?;
             self.take_messages();
-            self.marks.give_up_due(Instant::now()).await;
+            self.stream.marks.give_up_due(Instant::now()).await;
         }
         Ok(())
     }
@@ -314,45 +288,9 @@ impl KeeperLink {
                 queued_at,
             } = message
             {
-                self.marks.expect(session, mark, queued_at);
+                self.stream.marks.expect(session, mark, queued_at);
             }
             self.waiting.push_back(message);
-        }
-    }
-
-    /// Records that the keeper has a snapshot, if it was sent.
-    fn record_stored(&self, id: SnapshotId, sent: &mut SentSnapshots) {
-        let session = SessionId(id.session_id);
-        if let Some(stored) = sent.stored(id)
-            && self.marks.stored(session, stored)
-        {
-            // The lease may be able to move now.
-            self.supervisor.reports.notify_one();
-        }
-    }
-
-    async fn on_stored(&mut self, stored: SnapshotStored, sent: &mut SentSnapshots) {
-        let id = stored.id.unwrap_or_default();
-        let session = SessionId(id.session_id);
-        let is_pending = self.marks.is_pending(session, id.mark);
-        if stored.error.is_empty() {
-            self.record_stored(id, sent);
-            if is_pending {
-                self.marks.count_as_kept(session, id.mark).await;
-            }
-            return;
-        }
-        sent.refused(session);
-        if self.marks.refused() {
-            // Another worker may have room.
-            self.supervisor.reports.notify_one();
-        }
-        if is_pending {
-            self.marks.give_up_soon(session, id.mark);
-        }
-        if !std::mem::replace(&mut self.has_warned, true) {
-            let reason = sanitize(&stored.error, MESSAGE_CHARS);
-            warn!(lease = %self.part.lease, "the keeper has not kept a snapshot of the lease: {reason}");
         }
     }
 }

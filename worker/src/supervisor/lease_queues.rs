@@ -96,6 +96,20 @@ pub(super) struct LeaseQueues {
     pub(super) restarts: Restarts,
 }
 
+impl LeaseQueues {
+    /// Drops the tasks for a process that has died, other than those that end the lease: the next
+    /// process gets the scheduler's latest key and time, the snapshots and the uploads anyway.
+    pub(super) fn keep_ends(&mut self) {
+        let mut ends = Vec::new();
+        while let Ok(queued) = self.tasks.try_recv() {
+            if let Task::End(_) = queued.task {
+                ends.push(queued);
+            }
+        }
+        self.first = ends;
+    }
+}
+
 /// Returns which part of a lease was granted.
 pub(super) fn part_of(granted: &LeaseGranted) -> PartId {
     PartId {

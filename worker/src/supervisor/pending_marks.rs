@@ -63,12 +63,12 @@ impl<P: Copy> PendingMarks<P> {
     }
 
     /// Records that the connection to the place has ended. Gives up all marks.
-    pub(super) fn disconnected(&mut self) {
+    pub(super) fn disconnected(&mut self, now: Instant) {
         lock(&self.progress).disconnected();
         let pending = self.pending.iter();
         let pending: Vec<_> = pending.map(|(session, it)| (*session, it.mark)).collect();
         for (session, mark) in pending {
-            self.give_up_soon(session, mark);
+            self.give_up_soon(now, session, mark);
         }
     }
 
@@ -115,9 +115,9 @@ impl<P: Copy> PendingMarks<P> {
     }
 
     /// Lets a mark count as kept after [`GIVE_UP_DELAY`]; from now on the lease cannot move.
-    pub(super) fn give_up_soon(&mut self, session: SessionId, mark: u64) {
+    pub(super) fn give_up_soon(&mut self, now: Instant, session: SessionId, mark: u64) {
         lock(&self.progress).counted(session, mark);
-        let until = Instant::now() + GIVE_UP_DELAY;
+        let until = now + GIVE_UP_DELAY;
         let given_up = PendingMark {
             mark,
             until,
@@ -153,7 +153,7 @@ impl<P: Copy> PendingMarks<P> {
             has_given_up |= !it.is_given_up;
             match it.is_given_up {
                 true => self.count_as_kept(session, it.mark).await,
-                false => self.give_up_soon(session, it.mark),
+                false => self.give_up_soon(now, session, it.mark),
             }
         }
         has_given_up

@@ -54,15 +54,7 @@ impl Supervisor {
             .run_process(lease, &mut queues, &mut restarts, &mut copies)
             .await
         {
-            // All tasks but `End` were for the process that died: `run_process` sends the new one
-            // the scheduler's latest key and time, the snapshots and the uploads.
-            let mut ends = Vec::new();
-            while let Ok(queued) = queues.tasks.try_recv() {
-                if let Task::End(_) = queued.task {
-                    ends.push(queued);
-                }
-            }
-            queues.first = ends;
+            queues.keep_ends();
         }
     }
 
@@ -83,6 +75,18 @@ impl Supervisor {
             }
         };
         let ended = self.serve_process(prepared, queues, restarts, copies).await;
+        self.process_ended(lease, queues, restarts, ended)
+    }
+
+    /// Records that a process of a lease has exited. Returns whether the lease goes on in another
+    /// process.
+    pub(super) fn process_ended(
+        &self,
+        lease: LeaseId,
+        queues: &LeaseQueues,
+        restarts: &mut Restarts,
+        ended: ProcessEnd,
+    ) -> bool {
         lock(&self.usage).process_exited(Instant::now(), lease);
         let ProcessEnd { how, ops, has_died } = ended;
         self.update_turns(|turns, now| turns.remove(now, lease));
@@ -223,7 +227,7 @@ impl Supervisor {
 
     /// Returns the tasks with which a process begins: what it must know of the scheduler, the
     /// snapshots of the lease and the uploads of its tenant, and what was queued before.
-    fn first_tasks(
+    pub(super) fn first_tasks(
         &self,
         lease: LeaseId,
         tenant: &str,
@@ -254,7 +258,7 @@ impl Supervisor {
     }
 
     /// Returns whether a lease whose process has died can go on in another one.
-    fn can_restart(&self, lease: LeaseId) -> bool {
+    pub(super) fn can_restart(&self, lease: LeaseId) -> bool {
         lock(&self.table).is_running(lease) && lock(&self.snapshots).has(lease)
     }
 
@@ -282,13 +286,13 @@ struct Prepared {
 }
 
 /// How the process of a lease has ended.
-struct ProcessEnd {
+pub(super) struct ProcessEnd {
     /// The reason for people.
-    how: String,
+    pub(super) how: String,
     /// The ops that its devices were executing, by the position of the device.
-    ops: BTreeMap<usize, String>,
+    pub(super) ops: BTreeMap<usize, String>,
     /// Whether nobody has ended the process, so that another one may do better.
-    has_died: bool,
+    pub(super) has_died: bool,
 }
 
 /// Returns the devices of a lease, with its weights for turns of them: the thousandths of its shares.

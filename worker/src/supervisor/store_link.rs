@@ -83,7 +83,7 @@ impl StoreLink {
     /// Writes snapshots until the lease has ended.
     pub(super) async fn run(mut self) {
         while let Err(Stop::Failed(reason)) = self.write_all().await {
-            self.marks.disconnected();
+            self.marks.disconnected(Instant::now());
             let reason = sanitize(&reason, MESSAGE_CHARS);
             if !std::mem::replace(&mut self.has_warned, true) {
                 warn!(lease = %self.lease, "the snapshots of the lease are not stored in {}: {reason}", self.part.store);
@@ -103,7 +103,7 @@ impl StoreLink {
             while let Some(message) = self.waiting.pop_front() {
                 match message {
                     Outgoing::Snapshot { session, mark, .. } => {
-                        self.marks.give_up_soon(session, mark);
+                        self.marks.give_up_soon(Instant::now(), session, mark);
                     }
                     Outgoing::SessionEnded(session) => self.marks.forget(session),
                 }

@@ -39,7 +39,7 @@ fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u
         deadline: Duration::from_secs(20),
         bucket_bytes: None,
         runtime: Handle::current(),
-        identity,
+        identity: Some(identity),
     };
     let lease_members = LeaseMembers::new(shares.to_vec(), WorkerId(id));
     let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);

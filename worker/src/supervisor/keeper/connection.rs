@@ -17,7 +17,7 @@ use tensord_proto::{
     },
     version,
 };
-use tensord_transport::{Link, LinkSender, channel::duplex, tls::Fingerprint};
+use tensord_transport::{Link, channel::duplex, tls::Fingerprint};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -79,11 +79,10 @@ async fn try_serve(
     link.receiver
         .admit()
         .map_err(|e| Error::new(ErrorCode::Limit, e.to_string()))?;
-    let kept = lock(&supervisor.kept_for_others).snapshots_of(part);
     let offered = SnapshotsOffered {
         hello: Some(ours),
         protocol,
-        kept: kept.iter().map(KeptSnapshot::id).collect(),
+        kept: connection.kept(),
     };
     let offered = [duplex::encode(Body::SnapshotsOffered(offered))];
     if link.sender.send(&offered).await.is_ok() {
@@ -96,7 +95,7 @@ async fn try_serve(
 }
 
 /// A connection of a worker that may send snapshots of a part of a lease.
-struct SourceConnection {
+pub(in crate::supervisor) struct SourceConnection {
     supervisor: Arc<Supervisor>,
     part: PartId,
     /// Number and name of the source.
@@ -115,7 +114,7 @@ impl Drop for SourceConnection {
 }
 
 /// A snapshot of which not all parts are received.
-struct Receiving<'a> {
+pub(in crate::supervisor) struct Receiving<'a> {
     supervisor: &'a Supervisor,
     begin: SnapshotBegin,
     received_bytes: u64,
@@ -184,7 +183,8 @@ impl SourceConnection {
         }
     }
 
-    fn new(
+    /// Returns the connection of the worker with this certificate, if it may send snapshots of the part.
+    pub(in crate::supervisor) fn new(
         supervisor: &Arc<Supervisor>,
         part: PartId,
         certificate: Option<Fingerprint>,
@@ -200,6 +200,12 @@ impl SourceConnection {
             number,
             name,
         })
+    }
+
+    /// Returns the snapshots that are kept of the part.
+    pub(in crate::supervisor) fn kept(&self) -> Vec<SnapshotId> {
+        let kept = lock(&self.supervisor.kept_for_others).snapshots_of(self.part);
+        kept.iter().map(KeptSnapshot::id).collect()
     }
 
     /// Receives snapshots until the connection ends or breaks a rule. Returns the reason.
@@ -222,41 +228,59 @@ impl SourceConnection {
                 Ok(_) => return self.broken("an empty or unknown frame"),
                 Err(e) => return self.broken(&e.to_string()),
             };
-            match (body, receiving.take()) {
-                (Body::Ping(_), pending) => receiving = pending,
-                (Body::SnapshotsEnded(ended), None) => {
-                    let session = SessionId(ended.session_id);
-                    let mut kept = lock(&self.supervisor.kept_for_others);
-                    if kept.numbered_source(self.part, self.number).is_some() {
-                        kept.end_session(self.part, session, self.number);
-                    }
-                }
-                (Body::SnapshotBegin(begin), None) => {
-                    let begun = self.begin(begin);
-                    if let Err(reason) = &begun.1
-                        && !reply(&mut link.sender, begun.0.begin.id, reason).await
-                    {
+            match self.on_frame(body, &mut receiving) {
+                Ok(None) => {}
+                Ok(Some(stored)) => {
+                    let stored = [duplex::encode(Body::SnapshotStored(stored))];
+                    if link.sender.send(&stored).await.is_err() {
                         return "cannot reply".into();
                     }
-                    receiving = Some(begun.0);
                 }
-                (Body::SnapshotPart(part), Some(mut pending)) => match pending.append(&part.data) {
-                    Ok(false) => receiving = Some(pending),
-                    Ok(true) => match self.store(pending) {
-                        Ok(None) if !self.may_send() => return MOVED.into(),
-                        Ok(None) => {}
-                        Ok(Some((id, error))) => {
-                            if !reply(&mut link.sender, Some(id), &error).await {
-                                return "cannot reply".into();
-                            }
-                        }
-                        Err(rule) => return self.broken(&rule),
-                    },
-                    Err(rule) => return self.broken(&rule),
-                },
-                _ => return self.broken("a frame out of place"),
+                Err(reason) => return reason,
             }
         }
+    }
+
+    /// Processes a frame. `receiving` is the snapshot of which not all parts are received. Returns the
+    /// reply to a snapshot, if one is due.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    pub(in crate::supervisor) fn on_frame<'a>(
+        &'a self,
+        body: Body,
+        receiving: &mut Option<Receiving<'a>>,
+    ) -> Result<Option<SnapshotStored>, String> {
+        match (body, receiving.take()) {
+            (Body::Ping(_), pending) => *receiving = pending,
+            (Body::SnapshotsEnded(ended), None) => {
+                let session = SessionId(ended.session_id);
+                let mut kept = lock(&self.supervisor.kept_for_others);
+                if kept.numbered_source(self.part, self.number).is_some() {
+                    kept.end_session(self.part, session, self.number);
+                }
+            }
+            (Body::SnapshotBegin(begin), None) => {
+                let (begun, reserved) = self.begin(begin);
+                let id = begun.begin.id;
+                *receiving = Some(begun);
+                return Ok(reserved.err().map(|error| SnapshotStored { id, error }));
+            }
+            (Body::SnapshotPart(part), Some(mut pending)) => match pending.append(&part.data) {
+                Ok(false) => *receiving = Some(pending),
+                Ok(true) => {
+                    let stored = self.store(pending);
+                    return match stored.map_err(|rule| self.broken(&rule))? {
+                        None if !self.may_send() => Err(MOVED.into()),
+                        stored => Ok(stored),
+                    };
+                }
+                Err(rule) => return Err(self.broken(&rule)),
+            },
+            _ => return Err(self.broken("a frame out of place")),
+        }
+        Ok(None)
     }
 
     /// Returns whether the worker may still send snapshots of the lease.
@@ -313,7 +337,7 @@ impl SourceConnection {
     /// # Errors
     ///
     /// The rule that the worker broke.
-    fn store(&self, mut receiving: Receiving<'_>) -> Result<Option<(SnapshotId, String)>, String> {
+    fn store(&self, mut receiving: Receiving<'_>) -> Result<Option<SnapshotStored>, String> {
         let begin = receiving.begin;
         let Some(files) = receiving.files.take() else {
             return Ok(None);
@@ -331,14 +355,19 @@ impl SourceConnection {
         kept.release(announced_bytes(&begin));
         let files = match sealed {
             Ok(files) => files,
-            Err(e) => return Ok(Some((id, format!("the snapshot cannot be sealed: {e}")))),
+            Err(e) => {
+                return Ok(Some(reply(
+                    id,
+                    format!("the snapshot cannot be sealed: {e}"),
+                )));
+            }
         };
         if kept.numbered_source(self.part, self.number).is_none() {
             return Ok(None);
         }
         match kept.add(self.part, self.number, id.epoch, info, files) {
-            Ok(()) => Ok(Some((id, String::new()))),
-            Err(Refused::Full(reason)) => Ok(Some((id, reason))),
+            Ok(()) => Ok(Some(reply(id, String::new()))),
+            Err(Refused::Full(reason)) => Ok(Some(reply(id, reason))),
             Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),
         }
     }
@@ -371,9 +400,10 @@ impl Receiving<'_> {
     }
 }
 
-/// Replies to a snapshot. Returns whether that succeeded.
-async fn reply(sender: &mut LinkSender, id: Option<SnapshotId>, error: &str) -> bool {
-    let error = error.to_owned();
-    let stored = Body::SnapshotStored(SnapshotStored { id, error });
-    sender.send(&[duplex::encode(stored)]).await.is_ok()
+/// Returns the reply to a snapshot, with the reason if it is not kept.
+fn reply(id: SnapshotId, error: String) -> SnapshotStored {
+    SnapshotStored {
+        id: Some(id),
+        error,
+    }
 }
