@@ -6,12 +6,16 @@ use std::{
 };
 
 use burn::tensor::{Device, Distribution, Float, Int, Tensor, TensorData};
-use tensord_client::{Durability, Lease, LeaseRequest, data};
+use tensord_client::{Durability, Lease, LeaseRequest, data, testing::Options};
 use tensord_testkit::{
+    administrator::Administrator,
     cluster::{Cluster, Process},
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
+use tensord_transport::faults::FaultSwitch;
+
+use crate::worker_failover::wait_for_keeper;
 
 fn lease(cluster: &Cluster) -> Lease {
     cluster.pool().lease(LeaseRequest::devices(1)).unwrap()
@@ -99,6 +103,41 @@ fn session_shares_its_uploads_again_when_its_process_is_killed() {
         log.contains("the lease goes on in another process"),
         "{log}"
     );
+}
+
+#[test]
+fn snapshots_stay_if_the_keeper_replies_to_the_process_that_has_died() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let faults = FaultSwitch::default();
+    let options = Options {
+        faults: Some(faults.clone()),
+    };
+    let pool = cluster.pool_with("", options);
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let mut counter = Tensor::<1>::zeros([1 << 10], &lease.devices()[0]);
+    let mut count = 0.0;
+    assert_eq!(counter.clone().mean().into_scalar::<f32>(), count);
+    wait_for_keeper(&Administrator::of(&cluster));
+    let source = cluster.worker_of_lease().unwrap();
+    let (source, keeper) = (&cluster.workers[source], &cluster.workers[1 - source]);
+    keeper.signal("STOP");
+    cluster.wait("a snapshot that the keeper lacks", || {
+        counter = counter.clone() + 1.0;
+        count += 1.0;
+        assert_eq!(counter.clone().mean().into_scalar::<f32>(), count);
+        source.snapshots_bytes().len() == 2
+    });
+    // The client must not come back before the keeper has replied.
+    faults.half_open();
+    kill_process_at(source);
+    keeper.signal("CONT");
+    cluster.wait("the snapshot at the keeper", || {
+        keeper.snapshots_bytes().len() == 2
+    });
+    faults.heal();
+    let counted = counter.mean().into_scalar::<f32>();
+    assert_eq!(counted, count, "{}", cluster.logs());
+    assert_eq!(lease.ended(), None);
 }
 
 /// Uploads, draws and reads large tensors, which cross on the track for bulk bytes, and calls

@@ -254,10 +254,10 @@ impl LeaseRun {
             (Task::Snapshot(info), Some(file)) => self.left_snapshots.add(info, file),
             (Task::SnapshotBase(info), Some(file)) => self.left_snapshots.add_base(info, file),
             (Task::SnapshotKept(kept), None) => {
-                if kept.error.is_empty() {
-                    self.left_snapshots.forget(SessionId(kept.session_id));
+                let session = SessionId(kept.session_id);
+                if self.snapshots.on_kept(kept) {
+                    self.left_snapshots.forget(session);
                 }
-                self.snapshots.on_kept(kept);
             }
             (task, None) => apply(&self.registry, &self.turns, task)?,
             (_, Some(_)) => return Err(ProcessError::Message),

@@ -98,8 +98,9 @@ impl SnapshotSender {
         (Arc::new(sender), queued)
     }
 
-    /// Processes the worker's reply to a snapshot.
-    pub(super) fn on_kept(&self, kept: SnapshotKept) {
+    /// Processes the worker's reply to a snapshot. Returns whether the worker keeps a snapshot that this
+    /// process has taken. The reply may be to one of an earlier process of the lease.
+    pub(super) fn on_kept(&self, kept: SnapshotKept) -> bool {
         let SnapshotKept {
             session_id,
             mark,
@@ -109,25 +110,32 @@ impl SnapshotSender {
             true => Ok(()),
             false => Err(error),
         };
-        self.finish(SessionId(session_id), mark, result);
+        self.finish(SessionId(session_id), mark, result)
     }
 
-    fn finish(&self, session: SessionId, mark: u64, result: Result<(), String>) {
+    /// Ends the keeping of a session's snapshot, if it is the one of this mark. Returns whether the
+    /// worker keeps it.
+    fn finish(&self, session: SessionId, mark: u64, result: Result<(), String>) -> bool {
         let mut pending = lock(&self.pending);
-        if pending
-            .get(&session)
-            .is_some_and(|it| it.sizes.mark == mark)
-            && let Some(snapshot) = pending.remove(&session)
-        {
-            drop(pending);
-            if result.is_ok() && snapshot.kept.is_some() {
-                lock(&self.kept).insert(session, snapshot.sizes);
+        let snapshot = match pending.get(&session) {
+            Some(snapshot) if snapshot.sizes.mark == mark => pending.remove(&session),
+            _ => None,
+        };
+        drop(pending);
+        let Some(snapshot) = snapshot else {
+            return false;
+        };
+        let is_kept = result.is_ok();
+        match snapshot.kept {
+            Some(kept) => {
+                if is_kept {
+                    lock(&self.kept).insert(session, snapshot.sizes);
+                }
+                kept(snapshot.copying, result);
             }
-            match snapshot.kept {
-                Some(kept) => kept(snapshot.copying, result),
-                None => self.send_session_ended(session),
-            }
+            None => self.send_session_ended(session),
         }
+        is_kept
     }
 
     /// Has the worker drop the snapshots of a session that has ended.
