@@ -1,45 +1,52 @@
-//! Simulates sessions whose processes and connections are lost at any moment.
+//! Simulates a pool whose processes, workers and connections are lost at any moment.
 //!
-//! A random [`Program`] runs in the client's real sessions, one on each of its devices, on virtual
-//! links to a worker with real sessions on Flex, real all-reduces and transfers between them, its real
-//! store of snapshots, and the real rules of how a connection finds its session. One thread moves the
-//! frames, executes the ops, passes a virtual clock, and injects faults: connections are cut with
-//! frames in flight, replies are lost, snapshots are refused, and the process of the lease is killed
-//! between any two steps, once all sessions have a snapshot of one cut. A seed determines the program
-//! and the schedule.
+//! A random [`Program`] runs in the client's real sessions, one on each of its devices. The engine of the
+//! real scheduler gives them devices of one worker or of several. Each worker is a real supervisor with
+//! simulated processes, in which real sessions run on Flex, with real all-reduces and transfers between
+//! them, and its real store of snapshots, of its own sessions and of those of others. One thread moves the
+//! frames and messages on virtual links, executes the ops, passes a virtual clock, and injects faults:
+//! connections are cut with frames in flight, snapshots are refused, processes and workers are killed
+//! between any two steps, workers are cut off from the scheduler and go on without it, the scheduler is
+//! restarted, and an administrator moves, suspends and resumes the lease, and drains workers. Nothing is
+//! killed whose loss the pool does not promise to survive: a process before the first snapshots are kept,
+//! or a worker before its keeper has them. A seed determines the program and the schedule.
 //!
 //! Each program runs twice: undisturbed, without snapshots; and with faults. Both must give the
 //! same bytes and the same faults, and each request one reply; and once a program has dropped all
 //! tensors, both must charge the same memory.
 //!
-//! What is not simulated: a process that dies before its first snapshot is kept, the end of a
-//! session, the copying of snapshots, memory that runs short, a journal that lapses, the engine of
-//! the scheduler, several workers, and tokens.
-//! How long a snapshot takes is measured by the real clock, so a machine that stops for some
-//! 40 ms at the wrong moment moves a mark; this changes the schedule, and must not change the
-//! results.
+//! What is not simulated: several leases, shares of devices, the end of a session, a network that is cut
+//! between a client and a worker alone, memory that runs short, a journal that lapses, and snapshot stores.
+//! How long a snapshot takes, and how fast a link between workers is, are measured by the real clock, so a
+//! machine that stops for some 40 ms at the wrong moment moves a mark; this changes the schedule, and must
+//! not change the results.
 
 #![cfg(target_os = "linux")]
 
+mod client;
+mod messages;
 mod network;
+mod pool;
 mod program;
 mod simulation;
 
 pub use self::{
+    client::Answer,
     program::Program,
     simulation::{Faults, Outcome, Report, simulate},
 };
 
-/// Runs the program of `seed` undisturbed and with `faults`, and compares what it reads.
+/// Runs the program of `seed` undisturbed and with `faults`, and compares what it reads. If it `is_traced`,
+/// what happens in the pool of the second run is printed.
 ///
 /// # Errors
 ///
 /// How the runs differ, or why one of them did not end as it must.
-pub fn check(seed: u64, faults: Faults) -> Result<Report, String> {
+pub fn check(seed: u64, faults: Faults, is_traced: bool) -> Result<Report, String> {
     let program = Program::random(seed);
-    let undisturbed = simulate(&program, seed, Faults::NONE);
+    let undisturbed = simulate(&program, seed, Faults::NONE, false);
     let (expected, _) = undisturbed.map_err(|e| format!("the undisturbed run failed: {e}"))?;
-    let (outcome, report) = simulate(&program, seed, faults)?;
+    let (outcome, report) = simulate(&program, seed, faults, is_traced)?;
     let devices = outcome.answers.iter().zip(&expected.answers);
     for (device, (answers, expected)) in devices.enumerate() {
         if answers.len() != expected.len() {

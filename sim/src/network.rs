@@ -1,35 +1,44 @@
-//! A connection of a track: frames on their way in both directions.
+//! A connection: frames on their way in both directions.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 use bytes::Bytes;
-use tensord_proto::v1::Opened;
 
-/// The connection of a track.
+/// A connection that one side dials, and on which the other one replies at first with an `R`.
 #[derive(Debug, Default)]
-pub(crate) enum Link {
+pub(crate) enum Link<R> {
     /// There is none.
     #[default]
     Down,
-    /// The worker's reply to the opening is on its way.
-    Opening(Box<Opened>, Frames),
+    /// The reply to the dialling side is on its way.
+    Opening(R, Frames),
     Up(Frames),
 }
 
 /// Frames on their way, each direction in order.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
-    pub(crate) to_host: VecDeque<Bytes>,
-    pub(crate) to_client: VecDeque<Bytes>,
+    pub(crate) to_acceptor: VecDeque<Bytes>,
+    pub(crate) to_dialler: VecDeque<Bytes>,
 }
 
-impl Link {
-    /// Returns whether the client may send.
+impl<R> Link<R> {
+    /// Returns whether there is no connection, nor one on its way.
+    pub(crate) fn is_down(&self) -> bool {
+        matches!(self, Self::Down)
+    }
+
+    /// Returns whether the dialling side may send.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self, Self::Up(_))
     }
 
-    /// Returns the frames of a connection that the worker has accepted.
+    /// Records that the other side has accepted a connection with this reply.
+    pub(crate) fn accept(&mut self, reply: R) {
+        *self = Self::Opening(reply, Frames::default());
+    }
+
+    /// Returns the frames of a connection that the other side has accepted.
     pub(crate) fn accepted(&mut self) -> Option<&mut Frames> {
         match self {
             Self::Down => None,
@@ -37,25 +46,25 @@ impl Link {
         }
     }
 
-    /// Removes the next frame for the worker.
-    pub(crate) fn next_for_host(&mut self) -> Option<Bytes> {
-        self.accepted()?.to_host.pop_front()
+    /// Removes the next frame for the side that has accepted the connection.
+    pub(crate) fn next_for_acceptor(&mut self) -> Option<Bytes> {
+        self.accepted()?.to_acceptor.pop_front()
     }
 
-    /// Removes the next frame for the client.
-    pub(crate) fn next_for_client(&mut self) -> Option<Bytes> {
+    /// Removes the next frame for the side that has dialled.
+    pub(crate) fn next_for_dialler(&mut self) -> Option<Bytes> {
         match self {
-            Self::Up(frames) => frames.to_client.pop_front(),
+            Self::Up(frames) => frames.to_dialler.pop_front(),
             _ => None,
         }
     }
 
-    /// Removes the worker's reply to the opening, which arrives now.
-    pub(crate) fn establish(&mut self) -> Option<Box<Opened>> {
-        match std::mem::take(self) {
-            Self::Opening(opened, frames) => {
+    /// Removes the reply to the opening, which arrives now.
+    pub(crate) fn establish(&mut self) -> Option<R> {
+        match mem::take(self) {
+            Self::Opening(reply, frames) => {
                 *self = Self::Up(frames);
-                Some(opened)
+                Some(reply)
             }
             other => {
                 *self = other;

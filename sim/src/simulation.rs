@@ -1,77 +1,50 @@
-//! A schedule: which of the parts of a lease's sessions acts next.
+//! A schedule: which of the parts of a pool acts next.
+
+mod faults;
+mod scheduler;
+mod sessions;
+mod workers;
 
 use std::{
-    fmt,
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tensord_client::{
-    Durability,
-    testing::{SimulatedEnd, SimulatedSession},
-};
-use tensord_worker::testing::SimulatedHost;
+use tensord_client::{Durability, testing::SimulatedSession};
+use tensord_proto::v1::{Joined, LeaseClaims};
+use tensord_worker::testing::{SimulatedSettings, SimulatedWorker};
 
+pub use self::faults::Faults;
 use crate::{
-    network::{Frames, Link},
-    program::{Program, Progress, Request, Run},
+    client::{Answer, Client},
+    network::Link,
+    pool::Pool,
+    program::Program,
 };
 
 /// Memory of a device: enough for all programs.
 const CAPACITY_BYTES: u64 = 64 << 20;
 
-/// Memory for snapshots: enough for two of each full device.
-const SNAPSHOT_BYTES: u64 = 1 << 30;
+/// Memory for snapshots of a device: enough for two of it when it is full.
+const SNAPSHOT_BYTES: u64 = 256 << 20;
 
 /// Actions after which a run has failed: many times what the longest run takes.
-const MAX_ACTIONS: u64 = 3_000_000;
+const MAX_ACTIONS: u64 = 6_000_000;
 
-/// Actions within which the connections come back and everything is acknowledged.
-const SETTLE_ACTIONS: u64 = 6_000;
+/// Actions, for each session and worker, within which the connections come back and everything is
+/// acknowledged.
+const SETTLE_ACTIONS: usize = 4_000;
+
+/// Number of times that this many actions are taken until the lease goes on.
+const MAX_SETTLE_ROUNDS: usize = 50;
 
 /// The longest step of the clock. Marks are 2 s apart.
 const MAX_TICK_MS: u64 = 300;
 
-/// Most steps of work that the worker executes at a time.
+/// Most steps of work that a worker executes at a time.
 const MAX_STEPS: usize = 12;
-
-/// How many faults of each kind a run has at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Faults {
-    /// Ends of connections.
-    pub cuts: u32,
-    /// Ends of the lease's process.
-    pub kills: u32,
-}
-
-impl Faults {
-    /// No faults; and no snapshots either.
-    pub const NONE: Self = Self { cuts: 0, kills: 0 };
-}
-
-/// The reply to a request of a program.
-#[derive(Clone, PartialEq)]
-pub enum Answer {
-    /// A value, as bytes.
-    Value(Vec<u8>),
-    /// Everything before the request is done.
-    Synced,
-    /// A fault, in words.
-    Fault(String),
-}
-
-impl fmt::Display for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Value(bytes) => {
-                let shown = &bytes[..bytes.len().min(16)];
-                write!(f, "{} bytes that begin with {shown:?}", bytes.len())
-            }
-            Self::Synced => f.write_str("\"done\""),
-            Self::Fault(reason) => write!(f, "the fault {reason:?}"),
-        }
-    }
-}
 
 /// What a program got.
 #[derive(Clone, PartialEq)]
@@ -87,10 +60,24 @@ pub struct Outcome {
 pub struct Report {
     /// Ends of connections.
     pub cuts: u32,
-    /// Ends of the lease's process.
+    /// Ends of processes of the lease.
     pub kills: u32,
     /// Those among them of a lease of several devices.
     pub group_kills: u32,
+    /// Those among them of a lease that had devices of several workers.
+    pub spread_kills: u32,
+    /// Ends of workers, with their processes.
+    pub lost_workers: u32,
+    /// Those among them that ran a part of the lease.
+    pub lost_parts: u32,
+    /// Workers that ran a part of the lease and lost their connection to the scheduler.
+    pub cut_off: u32,
+    /// Restarts of the scheduler.
+    pub restarts: u32,
+    /// Moves, suspensions and drained workers, by an administrator.
+    pub moves: u32,
+    /// How often the lease has got other devices, or the same again.
+    pub places: u64,
     /// Snapshots that were kept.
     pub snapshots: u32,
     /// Replies that the program got.
@@ -102,306 +89,220 @@ impl std::ops::AddAssign for Report {
         self.cuts += other.cuts;
         self.kills += other.kills;
         self.group_kills += other.group_kills;
+        self.spread_kills += other.spread_kills;
+        self.lost_workers += other.lost_workers;
+        self.lost_parts += other.lost_parts;
+        self.cut_off += other.cut_off;
+        self.restarts += other.restarts;
+        self.moves += other.moves;
+        self.places += other.places;
         self.snapshots += other.snapshots;
         self.answers += other.answers;
     }
 }
 
-/// Runs a program with the schedule of a seed.
+/// Runs a program with the schedule of a seed. If it `is_traced`, what happens in the pool is printed.
 ///
 /// # Errors
 ///
-/// Why the session ended, or that the program does not get on.
-pub fn simulate(program: &Program, seed: u64, faults: Faults) -> Result<(Outcome, Report), String> {
-    let mut simulation = Simulation::new(program, seed, faults);
+/// Why the lease or a session ended, or that the program does not get on.
+pub fn simulate(
+    program: &Program,
+    seed: u64,
+    faults: Faults,
+    is_traced: bool,
+) -> Result<(Outcome, Report), String> {
+    let mut simulation = Simulation::new(program, seed, faults, is_traced);
     for _ in 0..MAX_ACTIONS {
         simulation.act()?;
-        if simulation.is_done() {
+        if simulation.clients.iter().all(Client::is_done) {
             simulation.settle()?;
             return simulation.finish();
         }
     }
     let answers = || simulation.clients.iter().flat_map(|client| &client.answers);
     let (answered, requests) = (answers().flatten().count(), answers().count());
+    let lease = simulation.pool.describe();
     Err(format!(
-        "the program has {answered} of {requests} answers after {MAX_ACTIONS} actions"
+        "the program has {answered} of {requests} answers after {MAX_ACTIONS} actions; {lease}"
     ))
 }
 
 struct Simulation<'a> {
     rng: StdRng,
     now: Instant,
+    pool: Pool,
+    lease: HeldLease,
+    /// In the order of the lease's devices.
     clients: Vec<Client<'a>>,
-    host: SimulatedHost,
+    nodes: Vec<Node>,
+    /// Connections between processes of the lease, by the worker that dials and the one that accepts.
+    peer_links: BTreeMap<(u64, u64), Link<Joined>>,
     /// The faults that are left.
     faults: Faults,
     report: Report,
 }
 
-/// The program's part of a session.
-struct Client<'a> {
-    session: SimulatedSession,
-    /// The connections of the track for ops and of that for bulk bytes.
-    links: [Link; 2],
-    run: Run<'a>,
-    /// Requests without a reply, with their numbers.
-    pending: Vec<(usize, Request)>,
-    answers: Vec<Option<Answer>>,
-    /// Whether the program waits for the replies to all of its requests.
-    waits: bool,
-    is_over: bool,
+/// What the client knows of its lease.
+#[derive(Default)]
+struct HeldLease {
+    token: Bytes,
+    /// `None` until the lease is granted.
+    claims: Option<LeaseClaims>,
+    /// Whether it has no devices.
+    is_suspended: bool,
+    /// What the scheduler knows, on the present stream, of whether the lease could go on from snapshots.
+    reported_restorable: bool,
 }
 
-impl Client<'_> {
-    fn run_program(&mut self, now: Instant) {
-        self.collect_answers();
-        if self.waits && self.pending.is_empty() {
-            self.waits = false;
-        }
-        if self.waits || self.is_over || self.session.is_full() {
-            return;
-        }
-        match self.run.step(&self.session, now) {
-            Progress::Continues => {}
-            Progress::Requested(request) => {
-                self.pending.push((self.answers.len(), request));
-                self.answers.push(None);
-            }
-            Progress::Waits => self.waits = true,
-            Progress::Done => self.is_over = true,
-        }
-    }
-
-    /// Takes the replies that have arrived.
-    fn collect_answers(&mut self) {
-        let answers = &mut self.answers;
-        self.pending.retain_mut(|(number, request)| {
-            let answer = match request {
-                Request::Value(value) => value.try_recv().ok().map(|value| match value {
-                    Ok(data) => Answer::Value(data.into_bytes().to_vec()),
-                    Err(e) => Answer::Fault(e.to_string()),
-                }),
-                Request::Sync(synced) => synced.try_recv().ok().map(|synced| match synced {
-                    Ok(()) => Answer::Synced,
-                    Err(e) => Answer::Fault(e.to_string()),
-                }),
-            };
-            let is_pending = answer.is_none();
-            if answer.is_some() {
-                answers[*number] = answer;
-            }
-            is_pending
-        });
-    }
+/// A host that can run a worker.
+struct Node {
+    /// Number of devices.
+    devices: usize,
+    /// The id of its present or last worker.
+    id: u64,
+    /// `None` while it is down.
+    worker: Option<SimulatedWorker>,
+    /// Since when it is drained.
+    drained_since: Option<Instant>,
 }
 
 impl<'a> Simulation<'a> {
-    fn new(program: &'a Program, seed: u64, faults: Faults) -> Self {
+    fn new(program: &'a Program, seed: u64, faults: Faults, is_traced: bool) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x5c4e_d01e);
+        let hosts = hosts(program.devices(), &mut rng);
         let durability = match faults == Faults::NONE {
             true => Durability::Off,
             false => Durability::Auto,
         };
-        // Some runs have few faults, and some many.
-        let faults = Faults {
-            cuts: rng.random_range(0..=faults.cuts),
-            kills: rng.random_range(0..=faults.kills),
-        };
+        let faults = faults.some(&mut rng);
         let sessions = SimulatedSession::lease(program.devices(), seed, durability);
-        let client = |(device, session)| Client {
-            session,
-            links: Default::default(),
-            run: Run::new(program, device),
-            pending: Vec::new(),
-            answers: Vec::new(),
-            waits: false,
-            is_over: false,
-        };
-        Self {
-            now: Instant::now(),
-            clients: sessions.into_iter().enumerate().map(client).collect(),
-            host: SimulatedHost::start(program.devices(), CAPACITY_BYTES, SNAPSHOT_BYTES),
+        let clients = sessions.into_iter().enumerate();
+        let clients = clients.map(|(device, session)| Client::new(session, program, device));
+        let now = Instant::now();
+        let mut simulation = Self {
+            now,
+            pool: Pool::start(now, is_traced),
+            lease: HeldLease::default(),
+            clients: clients.collect(),
+            nodes: Vec::new(),
+            peer_links: BTreeMap::new(),
             faults,
             report: Report::default(),
             rng,
+        };
+        for (id, devices) in (1..).zip(hosts) {
+            simulation.nodes.push(Node {
+                devices,
+                id,
+                worker: None,
+                drained_since: None,
+            });
+            simulation.start_worker(id as usize - 1);
         }
+        // Both runs of a program begin with all workers there, so that the lease has the same devices.
+        simulation.request_lease(durability);
+        simulation
+    }
+
+    /// Starts the worker of a node, which joins the pool.
+    fn start_worker(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let worker = SimulatedWorker::start(SimulatedSettings {
+            worker_id: node.id,
+            devices: node.devices,
+            capacity_bytes: CAPACITY_BYTES,
+            snapshot_bytes: SNAPSHOT_BYTES,
+            lease_key: self.pool.lease_key(),
+        });
+        self.pool.join(node.id, &worker);
+        node.worker = Some(worker);
     }
 
     /// Does one thing.
     fn act(&mut self) -> Result<(), String> {
-        let at = self.rng.random_range(0..self.clients.len());
+        let rank = self.rng.random_range(0..self.clients.len());
+        let at = self.rng.random_range(0..self.nodes.len());
         let is_bulk = self.rng.random_bool(0.3);
-        match self.rng.random_range(0..100) {
-            0..12 => self.clients[at].run_program(self.now),
-            12..28 => self.send(at, is_bulk),
-            28..44 => return self.deliver_to_host(at, is_bulk),
-            44..58 => return self.deliver_to_client(at, is_bulk),
-            58..70 => drop(self.host.run(self.rng.random_range(1..=MAX_STEPS))),
-            70..80 => self.reply(at, is_bulk),
-            80..84 => self.keep_snapshot(at),
-            84..86 => drop(self.host.reply_to_snapshot(at)),
-            86..92 => return self.connect(at, is_bulk),
-            92..94 => self.ping(at, is_bulk),
-            94..98 => self.pass_time(),
-            98 => self.cut(at, is_bulk),
-            _ => self.kill(),
+        match self.rng.random_range(0..160) {
+            0..12 => self.clients[rank].run_program(self.now),
+            12..28 => self.send(rank, is_bulk),
+            28..44 => return self.deliver_to_worker(rank, is_bulk),
+            44..58 => return self.deliver_to_client(rank, is_bulk),
+            58..72 => self.run_process(at),
+            72..82 => self.reply(rank, is_bulk),
+            82..86 => self.keep_snapshot(rank),
+            86..90 => self.reply_to_snapshot(at),
+            90..96 => return self.connect(rank, is_bulk),
+            96..98 => self.ping(rank, is_bulk),
+            98..102 => self.pass_time(),
+            102..108 => self.step_supervisor(at),
+            108..116 => self.step_copies(at),
+            116..128 => return self.step_peer_links(at),
+            128..132 => self.heartbeat(at),
+            132..140 => self.pool.receive_from(self.nodes[at].id, self.now),
+            140..147 => self.deliver_command(at),
+            147..150 => self.pool.receive_from_client(self.now),
+            150..153 => return self.receive_news(),
+            153..155 => self.report_client(),
+            155..158 => self.repair(at),
+            158 => self.cut(rank, at, is_bulk),
+            _ => self.inject(at),
         }
         Ok(())
     }
 
-    /// Passes as much time on average, whatever the number of sessions.
+    /// Passes as much time on average, whatever the number of sessions and workers.
     fn pass_time(&mut self) {
         let tick_ms = self.rng.random_range(0..=MAX_TICK_MS);
-        self.now += Duration::from_millis(tick_ms) / self.clients.len() as u32;
+        let parties = self.clients.len() + self.nodes.len();
+        self.now += Duration::from_millis(tick_ms) / parties as u32;
+        while self.pool.tick(self.now) {}
     }
 
-    fn link(&mut self, at: usize, is_bulk: bool) -> &mut Link {
-        &mut self.clients[at].links[usize::from(is_bulk)]
-    }
-
-    fn send(&mut self, at: usize, is_bulk: bool) {
-        // An impatient look also sends what may wait for more.
-        let is_patient = self.rng.random_bool(0.5);
-        let client = &mut self.clients[at];
-        let link = &mut client.links[usize::from(is_bulk)];
-        if !link.is_up() {
-            return;
-        }
-        let frames = client.session.next_frames(is_bulk, is_patient, self.now);
-        if let Some(link) = link.accepted() {
-            link.to_host.extend(frames);
-        }
-    }
-
-    /// Queues the worker's frames.
-    fn reply(&mut self, at: usize, is_bulk: bool) {
-        let link = &mut self.clients[at].links[usize::from(is_bulk)];
-        if let Some(link) = link.accepted() {
-            link.to_client.extend(self.host.next_frames(at, is_bulk));
-        }
-    }
-
-    fn ping(&mut self, at: usize, is_bulk: bool) {
-        let client = &mut self.clients[at];
-        let link = &mut client.links[usize::from(is_bulk)];
-        if !link.is_up() {
-            return;
-        }
-        let of_client = client.session.ping(is_bulk);
-        let of_host = self.host.ping(at, is_bulk);
-        if let Some(link) = link.accepted() {
-            link.to_host.extend(of_client);
-            link.to_client.extend(of_host);
-        }
-    }
-
-    fn deliver_to_host(&mut self, at: usize, is_bulk: bool) -> Result<(), String> {
-        if let Some(frame) = self.link(at, is_bulk).next_for_host() {
-            let received = self.host.receive(at, is_bulk, frame);
-            // Nothing is lost on a connection: it delivers all frames in order, or ends.
-            received.map_err(|e| format!("the worker has not accepted a frame: {e}"))?;
-        }
-        Ok(())
-    }
-
-    fn deliver_to_client(&mut self, at: usize, is_bulk: bool) -> Result<(), String> {
-        let client = &mut self.clients[at];
-        if let Some(frame) = client.links[usize::from(is_bulk)].next_for_client() {
-            let received = client.session.receive(is_bulk, frame, self.now);
-            received.map_err(|end| format!("session {at} has ended: {end:?}"))?;
-            client.collect_answers();
-        }
-        Ok(())
-    }
-
-    fn keep_snapshot(&mut self, at: usize) {
-        let has_room = self.rng.random_bool(0.9);
-        if self.host.keep_snapshot(at, has_room) && has_room {
-            self.report.snapshots += 1;
-        }
-    }
-
-    /// Opens a connection, or lets the reply to the opening arrive.
-    fn connect(&mut self, at: usize, is_bulk: bool) -> Result<(), String> {
-        let client = &mut self.clients[at];
-        let link = &mut client.links[usize::from(is_bulk)];
-        if let Some(opened) = link.establish() {
-            return match client.session.opened(is_bulk, &opened) {
-                Ok(()) => Ok(()),
-                Err(SimulatedEnd::Lost(_)) => {
-                    *link = Link::Down;
-                    Ok(())
-                }
-                Err(end) => Err(format!("client {at} does not accept {opened:?}: {end:?}")),
-            };
-        }
-        let is_needed = !is_bulk || client.session.needs_bulk();
-        if !matches!(link, Link::Down) || !is_needed {
-            return Ok(());
-        }
-        match self.host.open(&client.session.open(is_bulk)) {
-            Ok(opened) => {
-                *link = Link::Opening(Box::new(opened), Frames::default());
-                Ok(())
-            }
-            // The track for ops must connect to a new process first.
-            Err(_) if is_bulk => Ok(()),
-            Err(error) => Err(format!("the worker rejects session {at}: {error}")),
-        }
-    }
-
-    fn cut(&mut self, at: usize, is_bulk: bool) {
-        if self.faults.cuts == 0 || matches!(self.link(at, is_bulk), Link::Down) {
-            return;
-        }
-        self.faults.cuts -= 1;
-        self.report.cuts += 1;
-        *self.link(at, is_bulk) = Link::Down;
-    }
-
-    /// Kills the process, if the client could go on in another one. Before the first snapshots are
-    /// kept, it could not.
-    fn kill(&mut self) {
-        let can_be_restored = |client: &Client| {
-            let points = client.session.restore_points();
-            self.host.can_restore(client.session.id(), &points)
-        };
-        if self.faults.kills == 0 || !self.clients.iter().all(can_be_restored) {
-            return;
-        }
-        self.faults.kills -= 1;
-        self.report.kills += 1;
-        self.report.group_kills += u32::from(self.clients.len() > 1);
-        self.host.kill();
-        let clients = self.clients.iter_mut();
-        clients.for_each(|client| client.links = Default::default());
-    }
-
-    fn is_done(&self) -> bool {
-        let is_done = |client: &Client| client.is_over && client.pending.is_empty();
-        self.clients.iter().all(is_done)
-    }
-
-    /// Lets the last acknowledgements arrive: until then, replies hold memory of the device.
+    /// Lets the lease go on, and the last acknowledgements arrive: until then, replies hold memory of the
+    /// device.
     fn settle(&mut self) -> Result<(), String> {
         self.faults = Faults::NONE;
-        (0..SETTLE_ACTIONS).try_for_each(|_| self.act())
+        let parties = self.clients.len() + self.nodes.len();
+        for _ in 0..MAX_SETTLE_ROUNDS {
+            (0..SETTLE_ACTIONS * parties).try_for_each(|_| self.act())?;
+            let is_connected = |client: &Client| client.links[0].is_up();
+            if !self.lease.is_suspended && self.clients.iter().all(is_connected) {
+                return Ok(());
+            }
+        }
+        let lease = self.pool.describe();
+        Err(format!(
+            "the program is done, and its lease does not go on: {lease}"
+        ))
     }
 
     fn finish(mut self) -> Result<(Outcome, Report), String> {
-        let answers = self.clients.into_iter().map(|client| {
-            let answers: Option<Vec<_>> = client.answers.into_iter().collect();
+        let answers = self.clients.iter_mut().map(|client| {
+            let answers: Option<Vec<_>> = client.answers.drain(..).collect();
             answers.ok_or("a request has no answer")
         });
         let answers = answers.collect::<Result<Vec<_>, _>>()?;
         self.report.answers = answers.iter().map(|answers| answers.len() as u64).sum();
-        let live_bytes = self.host.live_bytes();
-        Ok((
-            Outcome {
-                answers,
-                live_bytes,
-            },
-            self.report,
-        ))
+        // A worker that is cut off from the scheduler may still run what has gone on elsewhere.
+        let places = self.places();
+        let here = self.nodes.iter().filter(|node| places.contains(&node.id));
+        let live_bytes = here.filter_map(|node| node.worker.as_ref());
+        let live_bytes = live_bytes.map(SimulatedWorker::live_bytes).sum();
+        let outcome = Outcome {
+            answers,
+            live_bytes,
+        };
+        Ok((outcome, self.report))
     }
+}
+
+/// Returns the number of devices of each host of a pool. There are enough for the lease, and for a part
+/// of it to go on elsewhere.
+fn hosts(devices: usize, rng: &mut StdRng) -> Vec<usize> {
+    let most_each = rng.random_range(1..=devices);
+    let mut hosts = vec![most_each; devices.div_ceil(most_each)];
+    hosts.extend(vec![most_each; rng.random_range(1..=2)]);
+    hosts
 }

@@ -7,17 +7,33 @@ use tensord_sim::{Faults, Report, check};
 #[test]
 fn programs_get_the_same_answers_whatever_is_lost() {
     const SEEDS: u64 = 300;
+    let faults = Faults {
+        cuts: 12,
+        kills: 6,
+        losses: 4,
+        restarts: 2,
+        moves: 4,
+    };
     let mut total = Report::default();
     for seed in 1..=SEEDS {
-        let faults = Faults { cuts: 12, kills: 6 };
-        total += check(seed, faults).unwrap_or_else(|reason| panic!("seed {seed}: {reason}"));
+        total +=
+            check(seed, faults, false).unwrap_or_else(|reason| panic!("seed {seed}: {reason}"));
     }
     // Else the schedules inject nothing.
+    let seeds = SEEDS as u32;
+    assert!(total.kills > seeds && total.cuts > seeds, "{total:?}");
     assert!(
-        total.kills > SEEDS as u32 && total.cuts > SEEDS as u32,
+        total.group_kills > seeds / 2 && total.spread_kills > seeds / 4,
         "{total:?}"
     );
-    assert!(total.group_kills > SEEDS as u32, "{total:?}");
+    assert!(
+        total.lost_parts > seeds / 8 && total.cut_off > seeds / 8,
+        "{total:?}"
+    );
+    assert!(
+        total.restarts > seeds / 4 && total.moves > seeds / 4,
+        "{total:?}"
+    );
     assert!(
         total.snapshots > total.kills && total.answers > SEEDS,
         "{total:?}"

@@ -30,6 +30,8 @@ mod sessions;
 mod sliced;
 mod transfer;
 
+#[cfg(all(feature = "testing", target_os = "linux"))]
+pub(crate) use self::link::simulated::{SimulatedLinkEnd, join_requests};
 pub(crate) use self::{
     algorithm::{Arrival, Failure},
     cohort::{AllReduceCall, Cohort, CollectiveSettings},

@@ -48,6 +48,8 @@ mod process_run;
 mod recent_deaths;
 mod restarts;
 mod running;
+#[cfg(feature = "testing")]
+pub(crate) mod simulated;
 mod snapshot_copies;
 mod snapshot_store;
 pub(crate) mod snapshots;

@@ -1,5 +1,5 @@
 //! Parts of a worker without a network: a session for the fuzzer and for tests of whole
-//! programs of ops, a host for the simulation, and the tensor table for benchmarks.
+//! programs of ops, a worker for the simulation, and the tensor table for benchmarks.
 //!
 //! A session's frames go through the same decoder, rules, table and backend as in a worker.
 //! Programs have no use for this module.
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn_ir::{OperationIr, TensorIr};
 use tensord_proto::codec::tensor_bytes;
 
-#[cfg(target_os = "linux")]
-pub use crate::session::simulated::SimulatedHost;
 pub use crate::session::standalone::{OpOutcome, OpReport, StandaloneSession, StepOutcome};
+#[cfg(target_os = "linux")]
+pub use crate::supervisor::simulated::{SessionPoints, SimulatedSettings, SimulatedWorker};
 use crate::{memory::DeviceMemory, session::dataflow::Dataflow};
 
 /// Returns each variant of Burn's ops once, as clients send it, except those that no client

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use tensord_proto::{
     collective_op::AllReduce,
     ids::SessionId,
-    v1::{Open, Opened, RestorePoint},
+    v1::{Error, Open, Opened, RestorePoint},
 };
-use tensord_session::{Cohort, CohortMember, ConnectionEnd, Delivery, Track};
+use tensord_session::{Cohort, CohortMember, ConnectionEnd, Delivery, Track, rejected_by};
 use tensord_transport::channel::{Broken, Connection, Look, Next};
 use tokio::sync::oneshot;
 
@@ -28,6 +28,8 @@ pub type PendingSync = oneshot::Receiver<Result<(), ExecutionError>>;
 pub enum SimulatedEnd {
     /// The session may go on with another connection.
     Lost(String),
+    /// The worker has ended the session, which may go on elsewhere.
+    Ended(String),
     /// The session is over.
     Over(String),
 }
@@ -97,6 +99,12 @@ impl SimulatedSession {
         now: Instant,
     ) {
         self.session.take_offer(id, tensor, &capability, from, now);
+    }
+
+    /// Sets where the session is: on the device with this index, to which the token entitles.
+    pub fn set_access(&mut self, lease_token: Bytes, device_index: u32) {
+        self.access.lease_token = lease_token;
+        self.access.device_index = device_index;
     }
 
     /// Returns the session's id.
@@ -174,6 +182,17 @@ impl SimulatedSession {
         Ok(())
     }
 
+    /// Returns how a connection ends on which the worker has rejected what [`open`](Self::open) requested.
+    pub fn rejected(&self, is_bulk: bool, open: &Open, error: &Error) -> SimulatedEnd {
+        let is_durable = !open.restore.is_empty();
+        rejected_by(error, track(is_bulk), open.resume, is_durable).into()
+    }
+
+    /// Returns whether the session can go on in another process, if that has its last snapshot.
+    pub fn can_be_restored(&self) -> bool {
+        self.session.can_be_restored()
+    }
+
     /// Returns the frames that the session sends on the latest connection of a track.
     /// `is_patient` is whether ops that may be batched with later ones may still wait.
     pub fn next_frames(&mut self, is_bulk: bool, is_patient: bool, now: Instant) -> Vec<Bytes> {
@@ -221,6 +240,7 @@ impl SimulatedSession {
         received.map_err(|broken| match broken {
             Broken::Loss(reason) => SimulatedEnd::Lost(reason),
             Broken::Replaced => SimulatedEnd::Lost("replaced".into()),
+            Broken::Over(ConnectionEnd::Lost(reason), _) => SimulatedEnd::Ended(reason),
             Broken::Over(end, _) => end.into(),
         })
     }

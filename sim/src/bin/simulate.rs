@@ -10,12 +10,12 @@ use std::{
 use clap::Parser;
 use tensord_sim::{Faults, Report, check};
 
-/// Runs random programs on sessions whose connections are cut and whose processes are killed, and
-/// compares what they read with undisturbed runs.
+/// Runs random programs on a pool whose connections are cut and whose processes, workers and scheduler are
+/// killed, and compares what they read with undisturbed runs.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   simulate --seeds 10000
-  simulate --first 4711 --seeds 1     Run one seed again")]
+  simulate --first 4711 --seeds 1 --trace     Run one seed again, and see what happens")]
 struct Options {
     /// Number of seeds
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -29,6 +29,18 @@ struct Options {
     /// Most processes that are killed in one run
     #[arg(long, value_name = "N", default_value_t = 6)]
     kills: u32,
+    /// Most workers that are killed, or cut off from the scheduler, in one run
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    losses: u32,
+    /// Most restarts of the scheduler in one run
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    restarts: u32,
+    /// Most moves, suspensions and drained workers in one run
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    moves: u32,
+    /// Print what happens in the pool
+    #[arg(long)]
+    trace: bool,
 }
 
 /// Interval of the progress line.
@@ -40,19 +52,29 @@ fn main() -> ExitCode {
         first,
         cuts,
         kills,
+        losses,
+        restarts,
+        moves,
+        trace,
     } = Options::parse();
-    let faults = Faults { cuts, kills };
+    let faults = Faults {
+        cuts,
+        kills,
+        losses,
+        restarts,
+        moves,
+    };
     let began = Instant::now();
     let mut shown = began;
     let mut total = Report::default();
     for (done, seed) in (first..).take(seeds as usize).enumerate() {
-        let checked = catch_unwind(AssertUnwindSafe(|| check(seed, faults)));
+        let checked = catch_unwind(AssertUnwindSafe(|| check(seed, faults, trace)));
         match checked.unwrap_or_else(|_| Err("it panicked".into())) {
             Ok(report) => total += report,
             Err(reason) => {
                 eprintln!("\rerror: seed {seed}: {reason}");
                 eprintln!(
-                    "run it again with: simulate --first {seed} --seeds 1 --cuts {cuts} --kills {kills}"
+                    "run it again with: simulate --first {seed} --seeds 1 --cuts {cuts} --kills {kills} --losses {losses} --restarts {restarts} --moves {moves}"
                 );
                 return ExitCode::FAILURE;
             }
@@ -67,16 +89,44 @@ fn main() -> ExitCode {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
+    print(seeds, &total, began.elapsed());
+    ExitCode::SUCCESS
+}
+
+fn print(seeds: u64, total: &Report, took: Duration) {
     let Report {
         cuts,
         kills,
         group_kills,
+        spread_kills,
+        lost_workers,
+        lost_parts,
+        cut_off,
+        restarts,
+        moves,
+        places,
         snapshots,
         answers,
     } = total;
-    println!(
-        "{seeds} seeds agree: {answers} answers, {kills} processes killed ({group_kills} with several devices), {cuts} connections cut, {snapshots} snapshots kept, in {:.1} s",
-        began.elapsed().as_secs_f64()
-    );
-    ExitCode::SUCCESS
+    println!("{seeds} seeds agree, in {:.1} s", took.as_secs_f64());
+    let figures = [
+        ("answers compared", *answers),
+        ("processes killed", (*kills).into()),
+        ("  of a lease with several devices", (*group_kills).into()),
+        ("  of a lease on several workers", (*spread_kills).into()),
+        ("workers killed", (*lost_workers).into()),
+        ("  that ran a part of the lease", (*lost_parts).into()),
+        (
+            "workers of the lease cut off from the scheduler",
+            (*cut_off).into(),
+        ),
+        ("restarts of the scheduler", (*restarts).into()),
+        ("moves, suspensions and drains", (*moves).into()),
+        ("connections cut", (*cuts).into()),
+        ("times that a lease got its devices", *places),
+        ("snapshots kept", (*snapshots).into()),
+    ];
+    for (name, count) in figures {
+        println!("  {name:<48} {count:>9}");
+    }
 }

@@ -1,6 +1,9 @@
 //! The tasks behind a link between two workers: they dial or accept a connection, exchange
 //! frames on it, and reconnect.
 
+#[cfg(all(feature = "testing", target_os = "linux"))]
+pub(crate) mod simulated;
+
 use std::{
     sync::{Arc, Weak},
     time::Duration,

@@ -126,6 +126,12 @@ impl Peer {
         is_first
     }
 
+    /// Returns whether a link is wanted.
+    #[cfg(all(feature = "testing", target_os = "linux"))]
+    pub(crate) fn is_link_requested(&self) -> bool {
+        self.link_state().link_requested.is_some()
+    }
+
     /// Returns since when a requested link has had no connection. `None` if the link has one,
     /// or was not requested.
     pub(crate) fn disconnected_since(&self) -> Option<Instant> {

@@ -1,26 +1,23 @@
-//! A worker with one lease of CPU devices, without a network, executor threads or a clock.
+//! A process that runs a lease on CPU devices, without a system process, a network, executor threads or a
+//! clock.
 //!
-//! The caller moves the frames of the lease's sessions, executes their work step by step, decides
-//! when their snapshots are kept, and ends their process. What decides is the code of a real worker;
-//! the snapshots lie in the store of a real worker, too.
+//! The caller moves the frames of the lease's sessions and of their links to other workers, executes
+//! their work step by step, and copies their snapshots. What decides is the code of a real process.
 
 use std::{
-    fs::File,
+    collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use burn_flex::{Flex, FlexDevice};
 use bytes::Bytes;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, Error, ErrorCode, Mark, Open, Opened, RestorePoint},
+    v1::{self, Error, ErrorCode, Join, Joined, LeaseClaims, LeaseGranted, Mark, Open, Opened},
     version,
 };
-use tensord_transport::{
-    Identity,
-    channel::{Connection, Next},
-};
+use tensord_transport::channel::{Connection, Next};
 use tokio::{runtime::Runtime, task::yield_now};
 
 use super::{
@@ -29,25 +26,24 @@ use super::{
     snapshot::Snapshot,
 };
 use crate::{
+    admission::{Admission, AdmissionError, Claim, Lanes},
     backend::BurnDevice,
     blobs::BlobStore,
-    collective::{Cohort, CollectiveSettings, LeaseMembers},
+    collective::{Cohort, CollectiveSettings, LeaseMembers, SimulatedLinkEnd, join_requests},
     custom::CustomOps,
     executor::{RunQueue, TimeSliceEnd, TimeSliced},
-    lease_process::snapshots::{LeftSnapshots, copy},
+    lease_process::snapshots::{LeftSnapshots, SealedFiles, copy},
+    lease_tokens::LeaseTokens,
     locks::lock,
     memory::DeviceMemory,
     op_progress::Signals,
-    process_message::SnapshotInfo,
+    process_message::{End, Report, SnapshotInfo, SnapshotKept},
     registry::{
         StoredSnapshots,
         attachment::{Attachment, restore_point},
     },
-    supervisor::snapshots::{Refused, SnapshotBounds, SnapshotFiles, Snapshots},
     usage::Meters,
 };
-
-const LEASE: LeaseId = LeaseId(1);
 
 /// Bytes of uploads that the session may keep.
 const KEPT_BYTES: u64 = 1 << 20;
@@ -55,27 +51,24 @@ const KEPT_BYTES: u64 = 1 << 20;
 /// How often spawned tasks get a turn: more than any of them waits.
 const TASK_TURNS: usize = 16;
 
-/// A worker with one lease of CPU devices, each of which has one session. The caller moves the frames
-/// of the sessions, executes their work, keeps their snapshots and ends their process. A session is
-/// named by the index of its device.
-pub struct SimulatedHost {
-    devices: usize,
-    capacity_bytes: u64,
-    store: Snapshots<LeaseId>,
-    snapshot_bytes: u64,
-    /// Number of processes of the lease that have died.
+/// A process of a lease. A session is named by the index of its device on the worker.
+pub(crate) struct SimulatedProcess {
+    lease: LeaseId,
+    worker: WorkerId,
+    /// Higher than that of all earlier processes of the lease.
     epoch: u64,
-    process: SimulatedProcess,
-}
-
-/// A process of the lease.
-struct SimulatedProcess {
+    lease_tokens: LeaseTokens,
+    admission: Admission,
     runtime: Runtime,
     queue: Arc<RunQueue<Session>>,
-    left: LeftSnapshots,
+    pub(crate) left: LeftSnapshots,
     /// `None` until the first session is opened.
     cohort: Option<Arc<Cohort>>,
-    devices: Vec<SimulatedDevice>,
+    devices: BTreeMap<u32, SimulatedDevice>,
+    /// The latest connection with each other worker.
+    links: BTreeMap<WorkerId, SimulatedLinkEnd>,
+    /// Whether its sessions have been ended.
+    pub(crate) has_ended: bool,
 }
 
 /// A device of a process, and its session.
@@ -95,8 +88,8 @@ struct HeldSnapshot(Mutex<Option<Keeping>>);
 enum Keeping {
     /// The worker does not have it.
     Captured(SnapshotInfo, Box<Snapshot>, SnapshotKey, KeptCallback),
-    /// The worker's reply is on its way.
-    Replied(SessionId, Result<(), String>, KeptCallback),
+    /// The worker is to reply to it.
+    Sent(u64, KeptCallback),
 }
 
 impl SnapshotKeeper for HeldSnapshot {
@@ -123,7 +116,9 @@ impl SnapshotKeeper for HeldSnapshot {
         *held = Some(Keeping::Captured(info, snapshot, key, kept));
     }
 
-    fn forget(self: Arc<Self>, _: SessionId) {}
+    fn forget(self: Arc<Self>, _: SessionId) {
+        // The programs keep their sessions until the end of their lease, which drops the snapshots.
+    }
 
     fn min_base_bytes(&self) -> u64 {
         // The programs are small.
@@ -131,21 +126,74 @@ impl SnapshotKeeper for HeldSnapshot {
     }
 }
 
-impl SimulatedHost {
-    /// Starts a worker with `devices` devices, each of which has `capacity_bytes`. The worker keeps
-    /// up to `snapshot_bytes` of snapshots.
-    ///
+/// What a simulated process needs of its worker.
+pub(crate) struct ProcessStart<'a> {
+    pub(crate) worker: WorkerId,
+    /// The public key that verifies lease tokens.
+    pub(crate) lease_key: Vec<u8>,
+    pub(crate) granted: &'a LeaseGranted,
+    /// Higher than that of all earlier processes of the lease.
+    pub(crate) epoch: u64,
+    /// Bytes of memory of each device.
+    pub(crate) capacity_bytes: u64,
+}
+
+impl SimulatedProcess {
     /// # Panics
     ///
     /// If the system provides no runtime.
-    pub fn start(devices: usize, capacity_bytes: u64, snapshot_bytes: u64) -> Self {
+    pub(crate) fn start(start: ProcessStart<'_>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime without threads");
+        let queue = Arc::<RunQueue<Session>>::default();
+        let device = |index: u32| {
+            let keeper = Arc::new(HeldSnapshot::default());
+            let memory = DeviceMemory::new(start.capacity_bytes);
+            let device_context = DeviceContext {
+                device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+                meters: Meters::new(&memory),
+                memory,
+                queue: queue.clone(),
+                signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
+                runtime: runtime.handle().clone(),
+                blobs: BlobStore::new(0),
+                kept_bytes: KEPT_BYTES,
+                snapshots: Some(keeper.clone()),
+            };
+            let device = SimulatedDevice {
+                device_context,
+                keeper,
+                session: None,
+                connections: [None; 2],
+            };
+            (index, device)
+        };
+        let lease = LeaseId(start.granted.lease_id);
+        let grants = &start.granted.grants;
+        let indices: Vec<_> = grants.iter().map(|grant| grant.device_index).collect();
+        let lanes = indices.iter().map(|index| (*index, Lanes::All));
+        let mut admission = Admission::new(lanes);
+        for grant in grants {
+            let claim = Claim::new(lease, grant).expect("the grant is of a whole device");
+            admission.granted(claim);
+        }
+        let lease_tokens = LeaseTokens::new(start.worker);
+        lease_tokens.set_key(start.lease_key);
         Self {
-            devices,
-            capacity_bytes,
-            store: Snapshots::default(),
-            snapshot_bytes,
-            epoch: 0,
-            process: SimulatedProcess::start(devices, capacity_bytes),
+            lease,
+            worker: start.worker,
+            epoch: start.epoch,
+            lease_tokens,
+            admission,
+            devices: indices.into_iter().map(device).collect(),
+            queue,
+            left: LeftSnapshots::default(),
+            cohort: None,
+            links: BTreeMap::new(),
+            has_ended: false,
+            runtime,
         }
     }
 
@@ -153,25 +201,36 @@ impl SimulatedHost {
     ///
     /// # Errors
     ///
-    /// With which the worker rejects the connection.
+    /// With which the connection is rejected.
     ///
     /// # Panics
     ///
-    /// If the system provides no randomness for a key.
-    pub fn open(&mut self, open: &Open) -> Result<Opened, Error> {
+    /// If a snapshot cannot be read.
+    pub(crate) fn open(&mut self, open: &Open) -> Result<Opened, Error> {
+        let (claim, claims) = self.lease_tokens.authorise(open)?;
         let attachment = Attachment::of(open, self.epoch)?;
         let mark = match attachment {
             Attachment::New => {
-                self.process
-                    .begin(open, SessionBegin::New { seed: open.seed })?;
+                let now = Instant::now();
+                let opened = self.admission.open(claim, claims.expires_at_ms, now);
+                opened.map_err(lease_error)?;
+                self.begin(open, claims, SessionBegin::New { seed: open.seed })?;
                 0
             }
-            Attachment::Existing(_) => 0,
-            Attachment::Restored => self.process.restore(open)?,
+            Attachment::Existing(_) => {
+                self.admission.check(claim).map_err(lease_error)?;
+                0
+            }
+            Attachment::Restored => {
+                self.admission.check(claim).map_err(lease_error)?;
+                self.restore(open, claims)?
+            }
         };
         let track = attachment.track();
-        let device = &mut self.process.devices[open.device_index as usize];
+        let device = self.device(open.device_index)?;
         let session = device.session.clone();
+        let session = session.filter(|session| session.id.0 == open.session_id);
+        let session = session.filter(|session| !session.has_ended());
         let session = session.ok_or_else(|| Error::new(ErrorCode::Session, "no session"))?;
         let attached = session.attach(track, attachment.received(open));
         let attached = attached.map_err(|e| Error::new(ErrorCode::Protocol, e.to_string()))?;
@@ -192,19 +251,22 @@ impl SimulatedHost {
         })
     }
 
+    fn device(&mut self, index: u32) -> Result<&mut SimulatedDevice, Error> {
+        let device = self.devices.get_mut(&index);
+        device.ok_or_else(|| Error::new(ErrorCode::Lease, "the lease has no such device"))
+    }
+
     /// Processes a frame that arrived on the latest connection of a session's track.
     ///
     /// # Errors
     ///
     /// The reason if the connection must end.
-    ///
-    /// # Panics
-    ///
-    /// If the track has no connection.
-    pub fn receive(&mut self, at: usize, is_bulk: bool, frame: Bytes) -> Result<(), String> {
+    pub(crate) fn receive(&mut self, at: u32, is_bulk: bool, frame: Bytes) -> Result<(), String> {
         let track = track(is_bulk);
-        let connected = self.process.devices[at].connected(track);
-        let (session, connection) = connected.expect("there is a connection");
+        let device = self.devices.get(&at);
+        let Some((session, connection)) = device.and_then(|device| device.connected(track)) else {
+            return Err("there is no connection".into());
+        };
         match session.receive(track, connection, frame) {
             Ok(_) => Ok(()),
             Err(e) if e.is_loss() => Err(e.to_string()),
@@ -215,10 +277,11 @@ impl SimulatedHost {
         }
     }
 
-    /// Returns the frames that the session sends on the latest connection of a track.
-    pub fn next_frames(&mut self, at: usize, is_bulk: bool) -> Vec<Bytes> {
+    /// Returns the frames that a session sends on the latest connection of a track.
+    pub(crate) fn next_frames(&mut self, at: u32, is_bulk: bool) -> Vec<Bytes> {
         let track = track(is_bulk);
-        let connected = self.process.devices[at].connected(track);
+        let device = self.devices.get(&at);
+        let connected = device.and_then(|device| device.connected(track));
         let next = connected.map(|(session, connection)| session.next_to_send(track, connection));
         match next {
             Some(Next::Frames(frames)) => {
@@ -229,18 +292,17 @@ impl SimulatedHost {
     }
 
     /// Returns a ping for the latest connection of a track.
-    pub fn ping(&mut self, at: usize, is_bulk: bool) -> Option<Bytes> {
+    pub(crate) fn ping(&mut self, at: u32, is_bulk: bool) -> Option<Bytes> {
         let track = track(is_bulk);
-        let (session, connection) = self.process.devices[at].connected(track)?;
+        let (session, connection) = self.devices.get(&at)?.connected(track)?;
         let parts = session.ping(track, connection, true)?;
         Some(parts.concat().into())
     }
 
     /// Executes up to `steps` steps of the work of the session that is next. Returns whether there was
     /// any.
-    pub fn run(&mut self, steps: usize) -> bool {
-        let SimulatedProcess { queue, runtime, .. } = &self.process;
-        let Some(session) = queue.try_pop() else {
+    pub(crate) fn run(&mut self, steps: usize) -> bool {
+        let Some(session) = self.queue.try_pop() else {
             return false;
         };
         let mut left = steps;
@@ -249,9 +311,9 @@ impl SimulatedHost {
             left > 0
         };
         if session.run(&mut keep_going) == TimeSliceEnd::MoreWork {
-            queue.push(session);
+            self.queue.push(session);
         }
-        runtime.block_on(async {
+        self.runtime.block_on(async {
             for _ in 0..TASK_TURNS {
                 yield_now().await;
             }
@@ -259,166 +321,181 @@ impl SimulatedHost {
         true
     }
 
-    /// Has the worker keep the snapshot of a session that the process has made, if there is one. `has_room` is
-    /// whether the worker has memory for it.
+    /// Copies the snapshot of a session that was captured, if there is one. Returns the copy for the worker,
+    /// which must reply by [`snapshot_kept`](Self::snapshot_kept).
     ///
     /// # Panics
     ///
-    /// If the worker finds that the process has broken a rule, or the system has no memory.
-    pub fn keep_snapshot(&mut self, at: usize, has_room: bool) -> bool {
-        let mut held = lock(&self.process.devices[at].keeper.0);
-        let (info, snapshot, key, kept) = match held.take() {
-            Some(Keeping::Captured(info, snapshot, key, kept)) => (info, snapshot, key, kept),
-            other => {
-                *held = other;
-                return false;
-            }
-        };
-        let result = match has_room {
-            false => Err("there is no room".to_owned()),
-            true => {
+    /// If the system has no memory.
+    pub(crate) fn copy_snapshot(&mut self, at: u32) -> Option<(SnapshotInfo, SealedFiles)> {
+        let mut held = lock(&self.devices.get(&at)?.keeper.0);
+        match held.take()? {
+            Keeping::Captured(info, snapshot, key, kept) => {
                 let copied = copy(&snapshot, &key, info).expect("there is memory");
-                let bounds = SnapshotBounds {
-                    max_bytes: self.snapshot_bytes,
-                    devices: self.process.devices.len(),
-                };
-                let files = SnapshotFiles {
-                    file: copied.snapshot.into(),
-                    base: copied.base.map(Into::into),
-                };
-                match self.store.add(LEASE, bounds, self.epoch, info, files) {
-                    Ok(()) => Ok(()),
-                    Err(Refused::Full(reason)) => Err(reason),
-                    Err(Refused::Violation) => panic!("the process broke a rule: {info:?}"),
+                *held = Some(Keeping::Sent(info.mark, kept));
+                Some((info, copied))
+            }
+            sent => {
+                *held = Some(sent);
+                None
+            }
+        }
+    }
+
+    /// Processes the worker's reply to a snapshot.
+    pub(crate) fn snapshot_kept(&mut self, reply: SnapshotKept) {
+        let session = SessionId(reply.session_id);
+        let result = match reply.error.is_empty() {
+            true => Ok(()),
+            false => Err(reply.error),
+        };
+        let is_its = |it: &&SimulatedDevice| {
+            let its = it.session.as_ref();
+            its.is_some_and(|its| its.id == session)
+        };
+        let Some(device) = self.devices.values().find(is_its) else {
+            return;
+        };
+        let mut held = lock(&device.keeper.0);
+        match held.take() {
+            Some(Keeping::Sent(mark, kept)) if mark == reply.mark => {
+                drop(held);
+                if result.is_ok() {
+                    self.left.forget(session);
                 }
+                kept(Duration::ZERO, result);
             }
-        };
-        let session = SessionId(info.session_id);
-        *held = Some(Keeping::Replied(session, result, kept));
-        true
-    }
-
-    /// Has the process receive the worker's reply to a snapshot of a session, if there is one.
-    pub fn reply_to_snapshot(&mut self, at: usize) -> bool {
-        let mut held = lock(&self.process.devices[at].keeper.0);
-        let (session, result, kept) = match held.take() {
-            Some(Keeping::Replied(session, result, kept)) => (session, result, kept),
-            other => {
-                *held = other;
-                return false;
-            }
-        };
-        drop(held);
-        if result.is_ok() {
-            self.process.left.forget(session);
-        }
-        kept(Duration::ZERO, result);
-        true
-    }
-
-    /// Ends the process, and starts the next one with the snapshots that the worker keeps.
-    ///
-    /// # Panics
-    ///
-    /// If the system provides no runtime.
-    pub fn kill(&mut self) {
-        self.epoch += 1;
-        self.process = SimulatedProcess::start(self.devices, self.capacity_bytes);
-        for kept in self.store.of(LEASE) {
-            let copy_of = |file: &Arc<File>| file.try_clone().expect("there are descriptors");
-            let left = &self.process.left;
-            left.add(kept.info, copy_of(&kept.file).into());
-            if let Some(base) = &kept.base {
-                left.add_base(kept.info, copy_of(&base.file).into());
-            }
+            other => *held = other,
         }
     }
 
-    /// Returns whether a process that is started now could restore a session at one of `points`, which
-    /// its client would offer.
-    pub fn can_restore(&self, session_id: u64, points: &[RestorePoint]) -> bool {
-        let kept = self.store.of(LEASE);
-        let is_it = |info: SnapshotInfo, mark| (info.session_id, info.mark) == (session_id, mark);
-        let has = |mark| kept.iter().any(|kept| is_it(kept.info, mark));
-        restore_point(points, has).is_some()
+    /// Returns how the lease uses its devices, as far as the simulation needs that.
+    pub(crate) fn report(&self) -> Report {
+        let sessions = self.devices.values().filter_map(|it| it.session.as_ref());
+        let live = sessions.filter(|session| !session.has_ended());
+        Report {
+            live_sessions: live.count() as u32,
+            // A lease that counts as idle would be suspended for others, and there are none.
+            is_busy: true,
+            ..Report::default()
+        }
+    }
+
+    /// Ends the lease's sessions.
+    pub(crate) fn end(&mut self, end: &End, grants: &[v1::DeviceGrant]) {
+        self.has_ended = true;
+        if end.goes_on
+            && let Some(cohort) = &self.cohort
+        {
+            cohort.silence();
+        }
+        grants.iter().for_each(|ended| self.admission.end(ended));
+        let sessions = self.devices.values().filter_map(|it| it.session.clone());
+        Session::end_together(sessions.collect(), &end.error);
     }
 
     /// Returns the bytes of all tensors.
-    pub fn live_bytes(&self) -> u64 {
-        let devices = self.process.devices.iter();
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let devices = self.devices.values();
         let bytes = devices.map(|device| device.device_context.memory.live_bytes());
         bytes.sum()
     }
-}
 
-impl SimulatedProcess {
-    fn start(devices: usize, capacity_bytes: u64) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .expect("a runtime without threads");
-        let queue = Arc::<RunQueue<Session>>::default();
-        let device = |_| {
-            let keeper = Arc::new(HeldSnapshot::default());
-            let memory = DeviceMemory::new(capacity_bytes);
-            let device_context = DeviceContext {
-                device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
-                meters: Meters::new(&memory),
-                memory,
-                queue: queue.clone(),
-                signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
-                runtime: runtime.handle().clone(),
-                blobs: BlobStore::new(0),
-                kept_bytes: KEPT_BYTES,
-                snapshots: Some(keeper.clone()),
-            };
-            SimulatedDevice {
-                device_context,
-                keeper,
-                session: None,
-                connections: [None; 2],
-            }
-        };
-        Self {
-            devices: (0..devices).map(device).collect(),
-            queue,
-            left: LeftSnapshots::default(),
-            cohort: None,
-            runtime,
+    /// Returns the first message of a connection for each worker that the process wants to dial.
+    pub(crate) fn join_requests(&self) -> Vec<Join> {
+        let cohort = self.cohort.as_deref();
+        cohort.map(join_requests).unwrap_or_default()
+    }
+
+    /// Accepts a connection of another worker.
+    ///
+    /// # Errors
+    ///
+    /// With which the connection is rejected.
+    pub(crate) fn accept(&mut self, join: &Join) -> Result<Joined, Error> {
+        let claims = self.lease_tokens.verify(&join.lease_token)?;
+        let ours = self.lease_tokens.claims_here(&claims)?;
+        let is_current = |claim: &Claim| self.admission.check(*claim).is_ok();
+        if join.to_worker_id != self.worker.0 || !ours.iter().any(is_current) {
+            return Err(Error::new(ErrorCode::Lease, "the token is not current"));
+        }
+        let cohort = self.cohort.as_ref().filter(|it| it.id == join.cohort);
+        let cohort = cohort.ok_or_else(|| Error::new(ErrorCode::Session, "no such cohort"))?;
+        let (end, joined) = SimulatedLinkEnd::accept(cohort, join)?;
+        self.links.insert(WorkerId(join.from_worker_id), end);
+        Ok(joined)
+    }
+
+    /// Begins a connection that this process has dialled, and on which `worker` has sent `joined`. Returns
+    /// whether the connection goes on.
+    pub(crate) fn joined(&mut self, worker: WorkerId, joined: &Joined) -> bool {
+        let cohort = self.cohort.as_ref();
+        let end = cohort.and_then(|cohort| SimulatedLinkEnd::joined(cohort, worker, joined));
+        let goes_on = end.is_some();
+        end.map(|end| self.links.insert(worker, end));
+        goes_on
+    }
+
+    /// Processes a frame that arrived on the latest connection with `worker`.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection must end.
+    pub(crate) fn receive_from(&mut self, worker: WorkerId, frame: Bytes) -> Result<(), String> {
+        match self.links.get(&worker) {
+            Some(end) => end.receive(frame),
+            None => Err("there is no connection".into()),
+        }
+    }
+
+    /// Returns the frames that the process sends on the latest connection with `worker`.
+    pub(crate) fn next_frames_to(&mut self, worker: WorkerId) -> Vec<Bytes> {
+        let end = self.links.get(&worker);
+        end.map(SimulatedLinkEnd::next_frames).unwrap_or_default()
+    }
+
+    /// Returns a ping for the latest connection with `worker`.
+    pub(crate) fn ping_to(&self, worker: WorkerId) -> Option<Bytes> {
+        self.links.get(&worker)?.ping()
+    }
+
+    /// Records that the connection with `worker` was lost.
+    pub(crate) fn detach(&mut self, worker: WorkerId) {
+        if let Some(end) = self.links.remove(&worker) {
+            end.detach();
         }
     }
 
     /// Returns the cohort of all sessions, which is created on first use.
-    fn cohort(&mut self, id: u64) -> Arc<Cohort> {
-        let share = |device_index| v1::LeaseShare {
-            worker_id: 1,
-            device_index,
-            worker: "simulated".into(),
-            ..v1::LeaseShare::default()
-        };
-        let shares = (0..self.devices.len() as u32).map(share).collect();
+    fn cohort(&mut self, id: u64, token: &Bytes, claims: LeaseClaims) -> Arc<Cohort> {
         let create = || {
             let settings = CollectiveSettings {
                 deadline: Duration::MAX,
                 bucket_bytes: None,
                 runtime: self.runtime.handle().clone(),
-                identity: Arc::new(Identity::self_signed().expect("randomness for a key")),
+                identity: None,
             };
-            let members = LeaseMembers::new(shares, WorkerId(1));
-            Cohort::new(id, LEASE, members, Bytes::new(), settings)
+            let members = LeaseMembers::new(claims.shares, self.worker);
+            Cohort::new(id, self.lease, members, token.clone(), settings)
         };
         self.cohort.get_or_insert_with(create).clone()
     }
 
     /// Begins a session, unless there is one: the reply to an earlier attempt was lost.
-    fn begin(&mut self, open: &Open, begin: SessionBegin) -> Result<(), Error> {
-        let cohort = self.cohort(open.cohort);
-        let device = &mut self.devices[open.device_index as usize];
+    fn begin(
+        &mut self,
+        open: &Open,
+        claims: LeaseClaims,
+        begin: SessionBegin,
+    ) -> Result<(), Error> {
+        let cohort = self.cohort(open.cohort, &open.lease_token, claims);
+        let lease = self.lease;
+        let device = self.device(open.device_index)?;
         if device.session.is_some() {
             return Ok(());
         }
         let grant = Grant {
-            lease: LEASE,
+            lease,
             tenant: "simulated".into(),
             device_index: open.device_index,
         };
@@ -431,24 +508,27 @@ impl SimulatedProcess {
     }
 
     /// Restores a session, unless it was restored before. Returns the mark from which it goes on.
-    fn restore(&mut self, open: &Open) -> Result<u64, Error> {
-        let device = &self.devices[open.device_index as usize];
+    fn restore(&mut self, open: &Open, claims: LeaseClaims) -> Result<u64, Error> {
+        let device = self.device(open.device_index)?;
         if let Some(session) = &device.session {
             return Ok(session.restored_at());
         }
+        let max_bytes = device.device_context.memory.capacity_bytes() + KEPT_BYTES;
         let lost = |reason: String| Error::new(ErrorCode::Session, reason);
         let id = SessionId(open.session_id);
         let point = restore_point(&open.restore, |mark| self.left.has(id, mark));
         let point = point.ok_or_else(|| lost("there is no snapshot".into()))?;
-        let max_bytes = device.device_context.memory.capacity_bytes() + KEPT_BYTES;
         let key = SnapshotKey::from_message(&open.snapshot_key);
         let key = key.ok_or_else(|| lost("there is no key".into()))?;
         let snapshot = self.left.read(id, point.mark, &key, max_bytes);
-        let snapshot = snapshot.map_err(lost)?;
-        let snapshot = Box::new(snapshot);
-        self.begin(open, SessionBegin::Restored { point, snapshot })?;
+        let snapshot = Box::new(snapshot.map_err(lost)?);
+        self.begin(open, claims, SessionBegin::Restored { point, snapshot })?;
         Ok(point.mark)
     }
+}
+
+fn lease_error(refusal: AdmissionError) -> Error {
+    Error::new(ErrorCode::Lease, refusal.to_string())
 }
 
 impl SimulatedDevice {

@@ -42,7 +42,7 @@ struct Handover {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HandoverState {
+pub(super) enum HandoverState {
     Pending,
     /// The keeper has all snapshots.
     Done,
@@ -65,7 +65,7 @@ impl Handovers {
     }
 
     /// Returns whether a request is the latest one for its part.
-    fn is_latest(&self, part: PartId, number: u64) -> bool {
+    pub(super) fn is_latest(&self, part: PartId, number: u64) -> bool {
         let latest = self.0.get(&part);
         latest.is_some_and(|handover| handover.number == number)
     }
@@ -149,7 +149,7 @@ impl Supervisor {
         self.finish_handover(part, number, HandoverState::Failed);
     }
 
-    fn finish_handover(&self, part: PartId, number: u64, state: HandoverState) {
+    pub(super) fn finish_handover(&self, part: PartId, number: u64, state: HandoverState) {
         lock(&self.handovers).finish(part, number, state);
         self.reports.notify_one();
     }

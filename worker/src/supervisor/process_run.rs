@@ -134,7 +134,7 @@ impl ProcessRun<'_> {
     /// Keeps a snapshot, if there is room, and has it copied. Returns the reply to the process, unless
     /// the copies have to be made first. An error is the rule that the process
     /// broke.
-    fn keep_snapshot(
+    pub(super) fn keep_snapshot(
         &mut self,
         supervisor: &Supervisor,
         info: SnapshotInfo,
@@ -188,7 +188,7 @@ impl ProcessRun<'_> {
         Ok(())
     }
 
-    fn on_event(
+    pub(super) fn on_event(
         &mut self,
         supervisor: &Supervisor,
         latest: &Mutex<Report>,

@@ -65,6 +65,12 @@ impl Restarts {
         }
     }
 
+    /// Returns whether another death without progress would not be one too many.
+    #[cfg(feature = "testing")]
+    pub(super) fn may_die(&self) -> bool {
+        self.without_progress + 1 < MAX_DEATHS_WITHOUT_PROGRESS
+    }
+
     pub(super) fn session_ended(&mut self, session: SessionId) {
         self.latest_marks.remove(&session);
     }

@@ -56,7 +56,9 @@ pub(super) async fn serve(supervisor: Arc<Supervisor>, link: Link) {
 }
 
 impl Supervisor {
-    fn check_open(&self, open: &Open) -> Result<(), Error> {
+    /// Checks the first message of a connection of a client. Returns `Ok` if a process runs the
+    /// connection's lease, which is started if need be.
+    pub(super) fn check_open(&self, open: &Open) -> Result<(), Error> {
         let theirs = open.hello.clone().unwrap_or_default();
         version::negotiate(&version::hello(), &theirs)?;
         self.check(&open.lease_token)

@@ -77,6 +77,12 @@ impl Spawner {
         Ok(Self(requests))
     }
 
+    /// Returns a spawner that starts no process, for simulations.
+    #[cfg(feature = "testing")]
+    pub(in crate::supervisor) fn closed() -> Self {
+        Self(mpsc::channel().0)
+    }
+
     /// Starts a process, with a control group of its own. Its log becomes part of this process's
     /// log.
     pub(super) async fn spawn(

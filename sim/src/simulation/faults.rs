@@ -1,0 +1,278 @@
+//! What goes wrong, and what an administrator does.
+
+use rand::{RngExt, rngs::StdRng};
+use tensord_proto::ids::PartId;
+
+use super::Simulation;
+use crate::{network::Link, pool::LEASE};
+
+/// How many faults of each kind a run has at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Faults {
+    /// Ends of connections.
+    pub cuts: u32,
+    /// Ends of processes of the lease.
+    pub kills: u32,
+    /// Ends of workers, and of their connections to the scheduler.
+    pub losses: u32,
+    /// Restarts of the scheduler.
+    pub restarts: u32,
+    /// Moves, suspensions and drained workers, by an administrator.
+    pub moves: u32,
+}
+
+impl Faults {
+    /// No faults; and no snapshots either.
+    pub const NONE: Self = Self {
+        cuts: 0,
+        kills: 0,
+        losses: 0,
+        restarts: 0,
+        moves: 0,
+    };
+
+    /// Returns a random number of each, so that some runs have few faults, and some many.
+    pub(super) fn some(self, rng: &mut StdRng) -> Self {
+        Self {
+            cuts: rng.random_range(0..=self.cuts),
+            kills: rng.random_range(0..=self.kills),
+            losses: rng.random_range(0..=self.losses),
+            restarts: rng.random_range(0..=self.restarts),
+            moves: rng.random_range(0..=self.moves),
+        }
+    }
+}
+
+/// Takes one of the faults that are left. Returns whether there was one.
+fn take(left: &mut u32) -> bool {
+    let has_one = *left > 0;
+    *left -= u32::from(has_one);
+    has_one
+}
+
+impl Simulation<'_> {
+    /// Ends a connection of a session, of two workers, or of a worker to a keeper.
+    pub(super) fn cut(&mut self, rank: usize, at: usize, is_bulk: bool) {
+        if self.faults.cuts == 0 {
+            return;
+        }
+        match self.rng.random_range(0..4) {
+            0 | 1 => {
+                let link = &mut self.clients[rank].links[usize::from(is_bulk)];
+                if link.is_down() {
+                    return;
+                }
+                *link = Link::Down;
+            }
+            2 => {
+                let links: Vec<_> = self.peer_links.keys().copied().collect();
+                if links.is_empty() {
+                    return;
+                }
+                let link = links[self.rng.random_range(0..links.len())];
+                self.cut_peer_link(link);
+            }
+            _ => {
+                let Some(worker) = &mut self.nodes[at].worker else {
+                    return;
+                };
+                match (worker.keeper(), self.rng.random_bool(0.5)) {
+                    (Some(_), true) => worker.deliver_copy(self.now, false),
+                    (Some(keeper), false) => worker.disconnect_from_keeper(self.now, keeper),
+                    (None, _) => return,
+                }
+            }
+        }
+        self.faults.cuts -= 1;
+        self.report.cuts += 1;
+    }
+
+    /// Ends a process or a worker, or a connection to the scheduler, or the scheduler itself, or has an
+    /// administrator move or suspend the lease.
+    pub(super) fn inject(&mut self, at: usize) {
+        match self.rng.random_range(0..8) {
+            0..4 => self.kill_process(at),
+            4 => self.lose_worker(at),
+            5 => self.cut_off(at),
+            6 => self.restart_scheduler(),
+            _ => self.administrate(at),
+        }
+    }
+
+    /// Kills the process of a worker, if the lease would go on. Before the first snapshots are kept, it
+    /// would not.
+    fn kill_process(&mut self, at: usize) {
+        if self.faults.kills == 0 || !self.can_lose_process(at) {
+            return;
+        }
+        let is_spread = self.places().len() > 1;
+        let node = &mut self.nodes[at];
+        let Some(worker) = &mut node.worker else {
+            return;
+        };
+        self.faults.kills -= 1;
+        self.report.kills += 1;
+        self.report.group_kills += u32::from(self.clients.len() > 1);
+        self.report.spread_kills += u32::from(is_spread);
+        worker.kill_process();
+        let id = node.id;
+        self.trace(|| format!("the process at worker {id} is killed"));
+        self.disconnect_process(id);
+    }
+
+    /// Returns whether a worker runs a process without which the lease would go on.
+    fn can_lose_process(&self, at: usize) -> bool {
+        let node = &self.nodes[at];
+        let Some(worker) = &node.worker else {
+            return false;
+        };
+        let Some(part) = worker.running_part() else {
+            return false;
+        };
+        let places = self.places();
+        let Some(place) = places.get(part.index as usize) else {
+            return false;
+        };
+        match places.len() > 1 {
+            // All parts go on from the same cut, as the scheduler decides.
+            true => self.all_could_go_on(None),
+            false => {
+                let sessions = self.sessions_at(*place);
+                self.can_be_restored() && worker.can_lose_process(&sessions)
+            }
+        }
+    }
+
+    fn trace(&self, what: impl FnOnce() -> String) {
+        self.pool.trace(self.now, what);
+    }
+
+    fn can_be_restored(&self) -> bool {
+        let mut clients = self.clients.iter();
+        clients.all(|client| client.session.can_be_restored())
+    }
+
+    /// Returns whether the lease runs, and all its workers but `lost` have reported snapshots of their
+    /// sessions, from which these could go on.
+    fn all_could_go_on(&self, lost: Option<u64>) -> bool {
+        let claims = self.lease.claims.as_ref();
+        let epoch = claims.map_or(u64::MAX, |claims| claims.epoch);
+        if !self.pool.runs(epoch) || !self.can_be_restored() {
+            return false;
+        }
+        let places = self.places().into_iter();
+        let mut others = places.filter(|place| Some(*place) != lost);
+        others.all(|place| {
+            let node = self.nodes.iter().find(|node| node.id == place);
+            let worker = node.and_then(|node| node.worker.as_ref());
+            let sessions = self.sessions_at(place);
+            // One that drains does not hold the snapshots of a lease that is interrupted.
+            node.is_some_and(|node| node.drained_since.is_none())
+                && self.pool.has_snapshots(place)
+                && worker
+                    .is_some_and(|it| it.running_part().is_some() && it.can_lose_process(&sessions))
+        })
+    }
+
+    /// Returns whether the lease would go on without a worker.
+    fn can_lose_worker(&self, at: usize) -> bool {
+        let id = self.nodes[at].id;
+        let Some(worker) = &self.nodes[at].worker else {
+            return false;
+        };
+        let places = self.places();
+        let Some(part) = places.iter().position(|place| *place == id) else {
+            // It may have snapshots of a lease that is suspended or moves.
+            return worker.running_part().is_none() && self.all_could_go_on(None);
+        };
+        let index = part as u32;
+        let part = PartId {
+            lease: LEASE,
+            index,
+        };
+        let keeper = self.pool.keeper_with_snapshots(id, index);
+        let keeper = keeper.filter(|keeper| worker.keeper() == Some(*keeper));
+        let keeper = keeper.filter(|keeper| !places.contains(keeper));
+        let keeper = self.nodes.iter().find(|node| Some(node.id) == keeper);
+        let keeper = keeper.and_then(|node| node.worker.as_ref());
+        let sessions = self.sessions_at(id);
+        // The others go on from what they have.
+        keeper.is_some_and(|keeper| keeper.keeps(part, &sessions)) && self.all_could_go_on(Some(id))
+    }
+
+    fn lose_worker(&mut self, at: usize) {
+        if !self.can_lose_worker(at) || !take(&mut self.faults.losses) {
+            return;
+        }
+        self.report.lost_workers += 1;
+        let id = self.nodes[at].id;
+        self.report.lost_parts += u32::from(self.places().contains(&id));
+        self.trace(|| format!("worker {id} is killed"));
+        self.disconnect_process(id);
+        if !self.places().contains(&id) {
+            // A lease that an administrator moves to a worker that is gone would be lost.
+            self.pool.disconnect(id, self.now);
+        }
+        self.nodes[at].worker = None;
+        for node in &mut self.nodes {
+            if let Some(worker) = &mut node.worker {
+                worker.disconnect_from_keeper(self.now, id);
+            }
+        }
+    }
+
+    /// Cuts a worker off from the scheduler. If that lasts, the scheduler takes the worker for lost.
+    fn cut_off(&mut self, at: usize) {
+        let id = self.nodes[at].id;
+        if !self.pool.has_joined(id) || !self.can_lose_worker(at) || !take(&mut self.faults.losses)
+        {
+            return;
+        }
+        self.report.cut_off += u32::from(self.places().contains(&id));
+        self.trace(|| format!("worker {id} is cut off from the scheduler"));
+        self.pool.disconnect(id, self.now);
+    }
+
+    fn restart_scheduler(&mut self) {
+        if self.lease.claims.is_none() {
+            return;
+        }
+        if self.rng.random_bool(0.3) {
+            if take(&mut self.faults.cuts) {
+                self.report.cuts += 1;
+                self.pool.disconnect_client(self.now);
+            }
+            return;
+        }
+        if take(&mut self.faults.restarts) {
+            self.report.restarts += 1;
+            self.trace(|| "the scheduler restarts".into());
+            self.pool.restart(self.now);
+        }
+    }
+
+    /// Drains a worker, unless the lease waits for snapshots there. Returns whether it did.
+    fn drain(&mut self, at: usize) -> bool {
+        let can_drain = self.all_could_go_on(None);
+        let node = &mut self.nodes[at];
+        let is_new = node.drained_since.is_none() && self.pool.has_joined(node.id);
+        if is_new && can_drain {
+            node.drained_since = Some(self.now);
+            self.pool.drain(node.id, true, self.now);
+        }
+        is_new && can_drain
+    }
+
+    fn administrate(&mut self, at: usize) {
+        if self.faults.moves == 0 {
+            return;
+        }
+        let is_done = match self.rng.random_range(0..3) {
+            0 => self.pool.suspend(self.now),
+            1 => self.pool.move_lease(self.now),
+            _ => self.drain(at),
+        };
+        self.faults.moves -= u32::from(is_done);
+        self.report.moves += u32::from(is_done);
+    }
+}
