@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tensord_client::{Durability, testing::SimulatedSession};
 use tensord_proto::v1::{Joined, LeaseClaims};
@@ -146,8 +145,7 @@ struct Simulation<'a> {
 /// What the client knows of its lease.
 #[derive(Default)]
 struct HeldLease {
-    token: Bytes,
-    /// `None` until the lease is granted.
+    /// Those of its token; `None` until it is granted.
     claims: Option<LeaseClaims>,
     /// Whether it has no devices.
     is_suspended: bool,

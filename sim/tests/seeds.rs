@@ -27,7 +27,7 @@ fn programs_get_the_same_answers_whatever_is_lost() {
         "{total:?}"
     );
     assert!(
-        total.lost_parts > seeds / 8 && total.cut_off > seeds / 8,
+        total.lost_parts > seeds / 20 && total.cut_off > seeds / 20,
         "{total:?}"
     );
     assert!(

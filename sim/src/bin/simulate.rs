@@ -1,4 +1,4 @@
-//! Simulates sessions with many seeds, and names the first one that fails.
+//! Simulates pools with many seeds, and names the first one that fails.
 
 use std::{
     io::{IsTerminal, Write, stderr},
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
             Err(reason) => {
                 eprintln!("\rerror: seed {seed}: {reason}");
                 eprintln!(
-                    "run it again with: simulate --first {seed} --seeds 1 --cuts {cuts} --kills {kills} --losses {losses} --restarts {restarts} --moves {moves}"
+                    "run it again with: simulate --first {seed} --seeds 1 --cuts {cuts} --kills {kills} --losses {losses} --restarts {restarts} --moves {moves} --trace"
                 );
                 return ExitCode::FAILURE;
             }

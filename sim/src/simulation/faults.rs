@@ -22,7 +22,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults; and no snapshots either.
+    /// No faults. A lease without faults is not durable, so that no snapshots are taken.
     pub const NONE: Self = Self {
         cuts: 0,
         kills: 0,
@@ -76,10 +76,13 @@ impl Simulation<'_> {
                 let Some(worker) = &mut self.nodes[at].worker else {
                     return;
                 };
-                match (worker.keeper(), self.rng.random_bool(0.5)) {
+                let is_cut = match (worker.keeper(), self.rng.random_bool(0.5)) {
                     (Some(_), true) => worker.deliver_copy(self.now, false),
                     (Some(keeper), false) => worker.disconnect_from_keeper(self.now, keeper),
-                    (None, _) => return,
+                    (None, _) => false,
+                };
+                if !is_cut {
+                    return;
                 }
             }
         }
@@ -182,7 +185,7 @@ impl Simulation<'_> {
         };
         let places = self.places();
         let Some(part) = places.iter().position(|place| *place == id) else {
-            // It may have snapshots of a lease that is suspended or moves.
+            // While the lease is suspended or moves, the worker may be the only one with its snapshots.
             return worker.running_part().is_none() && self.all_could_go_on(None);
         };
         let index = part as u32;

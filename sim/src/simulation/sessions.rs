@@ -93,8 +93,9 @@ impl Simulation<'_> {
         let Some(frame) = link.next_for_acceptor() else {
             return Ok(());
         };
+        // The connections of a worker that is killed end with it.
         let Some((worker, index)) = self.worker_of(rank) else {
-            return Ok(());
+            return Err(format!("the connection of session {rank} leads nowhere"));
         };
         let received = worker.receive(index, is_bulk, frame);
         // Nothing is lost on a connection: it delivers all frames in order, or ends.
@@ -178,7 +179,7 @@ impl Simulation<'_> {
                     client.disconnect();
                     client.session.set_access(token.clone(), share.device_index);
                 }
-                (self.lease.token, self.lease.claims) = (token, Some(claims));
+                self.lease.claims = Some(claims);
                 return Ok(());
             }
         }

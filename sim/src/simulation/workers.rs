@@ -192,7 +192,7 @@ impl Simulation<'_> {
                 }
             }
             4..9 => drop(worker.take_copy(now)),
-            9..14 => worker.deliver_copy(now, true),
+            9..14 => drop(worker.deliver_copy(now, true)),
             14..18 => worker.deliver_copy_reply(now),
             18 => {
                 if let Some(keeper) = worker.handover_to() {

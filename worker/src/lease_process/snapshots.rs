@@ -99,7 +99,7 @@ impl SnapshotSender {
     }
 
     /// Processes the worker's reply to a snapshot. Returns whether the worker keeps a snapshot that this
-    /// process has taken. The reply may be to one of an earlier process of the lease.
+    /// process has taken. The reply may be to a snapshot of an earlier process of the lease.
     pub(super) fn on_kept(&self, kept: SnapshotKept) -> bool {
         let SnapshotKept {
             session_id,

@@ -2,7 +2,9 @@
 //! clock.
 //!
 //! The caller moves the frames of the lease's sessions and of their links to other workers, executes
-//! their work step by step, and copies their snapshots. What decides is the code of a real process.
+//! their work step by step, and copies their snapshots. Sessions, collectives and admission are those of
+//! a real process; how a connection finds its session, and what follows from the worker's replies to
+//! snapshots, is written here again.
 
 use std::{
     collections::BTreeMap,
@@ -139,6 +141,8 @@ pub(crate) struct ProcessStart<'a> {
 }
 
 impl SimulatedProcess {
+    /// Starts a process, which runs no session yet.
+    ///
     /// # Panics
     ///
     /// If the system provides no runtime.
@@ -358,7 +362,11 @@ impl SimulatedProcess {
         };
         let mut held = lock(&device.keeper.0);
         match held.take() {
-            Some(Keeping::Sent(mark, kept)) if mark == reply.mark => {
+            // As in a real process, in which a snapshot that is still being copied counts, too.
+            Some(
+                Keeping::Captured(SnapshotInfo { mark, .. }, _, _, kept)
+                | Keeping::Sent(mark, kept),
+            ) if mark == reply.mark => {
                 drop(held);
                 if result.is_ok() {
                     self.left.forget(session);

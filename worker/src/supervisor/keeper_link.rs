@@ -153,7 +153,7 @@ impl KeeperLink {
             }
             self.failures += 1;
             // Once is no reason to worry: the keeper may drop a lease that has ended before this worker does.
-            if self.failures > 1 && self.stream.must_warn() {
+            if self.failures > 1 && self.stream.take_warning() {
                 warn!(lease = %self.stream.part.lease, "worker {} does not keep the snapshots of the lease, which ends if this worker is lost: {reason}", keeper.name);
             } else {
                 debug!(lease = %self.stream.part.lease, "the link to worker {} ended: {reason}", keeper.name);

@@ -65,7 +65,8 @@ impl Restarts {
         }
     }
 
-    /// Returns whether another death without progress would not be one too many.
+    /// Returns whether the lease goes on if a process dies once more without progress. That too many die
+    /// within a minute of the real clock is not considered.
     #[cfg(feature = "testing")]
     pub(super) fn may_die(&self) -> bool {
         self.without_progress + 1 < MAX_DEATHS_WITHOUT_PROGRESS

@@ -55,6 +55,7 @@ impl Supervisor {
             .await
         {
             queues.keep_ends();
+            copies.process_died();
         }
     }
 

@@ -306,6 +306,7 @@ impl SimulatedWorker {
             return false;
         }
         run.queues.keep_ends();
+        run.copies.process_died();
         run.process = self.start_process(lease, &mut run.queues, &run.restarts);
         run.replies.clear();
         run.has_had_sessions = false;
@@ -412,9 +413,10 @@ impl SimulatedWorker {
         let mut process_run = run.process_run(max_bytes);
         process_run.new_base = base.map(|base| (info, base.into()));
         let reply = process_run.keep_snapshot(&self.supervisor, info, snapshot.into());
-        run.replies
-            .extend(reply.expect("a snapshot breaks no rule"));
-        has_room
+        let reply = reply.expect("a snapshot breaks no rule");
+        let is_kept = reply.as_ref().is_none_or(|reply| reply.error.is_empty());
+        run.replies.extend(reply);
+        is_kept
     }
 
     /// Has the process receive a reply of the worker to a snapshot. Returns whether there was one.
@@ -531,7 +533,8 @@ fn pass_on(process: &mut SimulatedProcess, grants: &[DeviceGrant], queued: Queue
         (Task::Snapshot(info), Some(memory)) => process.left.add(info, copy(memory)),
         (Task::SnapshotBase(info), Some(memory)) => process.left.add_base(info, copy(memory)),
         (Task::End(end), None) => process.end(&end, grants),
-        // Of the scheduler's clock, of uploads and of turns of devices, which the simulation does not have.
+        // The other tasks are about the scheduler's clock, uploads and turns of devices, which are not
+        // simulated.
         _ => {}
     }
 }

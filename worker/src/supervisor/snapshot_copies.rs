@@ -79,6 +79,12 @@ impl SnapshotCopies {
         }
     }
 
+    /// Forgets the snapshots of a process that has died. The next one comes to the same marks again, and a
+    /// copy of the earlier snapshot must not count for its own.
+    pub(super) fn process_died(&mut self) {
+        self.pending.clear();
+    }
+
     /// Has the copies of a session's snapshots dropped.
     pub(super) fn end_session(&mut self, session: SessionId) {
         self.pending.remove(&session);

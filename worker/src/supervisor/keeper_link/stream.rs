@@ -28,6 +28,7 @@ pub(in crate::supervisor) struct SnapshotStream {
 }
 
 impl SnapshotStream {
+    /// Creates the stream of a part of a lease. `marks` are those that wait for the keeper.
     pub(in crate::supervisor) fn new(
         supervisor: Arc<Supervisor>,
         part: PartId,
@@ -42,8 +43,8 @@ impl SnapshotStream {
         }
     }
 
-    /// Begins a connection to `keeper`, which has the snapshots `kept`. Returns those that may have to be
-    /// sent at first: [`is_new`](Self::is_new) says of each whether it is.
+    /// Begins a connection to `keeper`, which has the snapshots `kept`. Returns all snapshots here; the
+    /// caller sends those that are [new](Self::is_new) when it comes to them.
     pub(in crate::supervisor) fn connected(
         &mut self,
         keeper: WorkerId,
@@ -108,8 +109,9 @@ impl SnapshotStream {
         self.has_warned = false;
     }
 
-    /// Returns whether this is the first call since a connection has worked, or a snapshot was refused.
-    pub(super) fn must_warn(&mut self) -> bool {
+    /// Returns whether a warning is due, as none was logged since a connection has worked last; the caller
+    /// logs it.
+    pub(super) fn take_warning(&mut self) -> bool {
         !std::mem::replace(&mut self.has_warned, true)
     }
 
@@ -128,7 +130,11 @@ impl SnapshotStream {
     pub(in crate::supervisor) async fn on_stored(&mut self, now: Instant, stored: SnapshotStored) {
         let id = stored.id.unwrap_or_default();
         let session = SessionId(id.session_id);
-        let is_pending = self.marks.is_pending(session, id.mark);
+        // A process that was restored comes to a mark again, and takes another snapshot there.
+        let latest = lock(&self.supervisor.snapshots).latest(self.part.lease, session);
+        let is_replaced =
+            latest.is_some_and(|latest| latest.info.mark == id.mark && latest.id() != id);
+        let is_pending = self.marks.is_pending(session, id.mark) && !is_replaced;
         if stored.error.is_empty() {
             self.record_stored(id);
             if is_pending {
@@ -144,7 +150,7 @@ impl SnapshotStream {
         if is_pending {
             self.marks.give_up_soon(now, session, id.mark);
         }
-        if self.must_warn() {
+        if self.take_warning() {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);
             warn!(lease = %self.part.lease, "the keeper has not kept a snapshot of the lease: {reason}");
         }

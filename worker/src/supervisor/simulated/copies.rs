@@ -47,6 +47,7 @@ struct KeeperConnection {
 }
 
 impl Copying {
+    /// Creates what sends the snapshots of a part, without a connection.
     pub(super) fn new(
         part: PartId,
         stream: SnapshotStream,
@@ -166,20 +167,20 @@ impl SimulatedWorker {
     }
 
     /// Lets the next copy on the connection arrive at the keeper. If `is_whole` is false, only its first
-    /// frame arrives, and then the connection ends.
+    /// frame arrives, and then the connection ends. Returns whether there was one.
     ///
     /// # Panics
     ///
     /// If the keeper finds that this worker has broken a rule.
-    pub fn deliver_copy(&mut self, now: std::time::Instant, is_whole: bool) {
+    pub fn deliver_copy(&mut self, now: std::time::Instant, is_whole: bool) -> bool {
         let Some(run) = &mut self.run else {
-            return;
+            return false;
         };
         let Some(connection) = &mut run.copying.connection else {
-            return;
+            return false;
         };
         let Some(bodies) = connection.snapshots.pop_front() else {
-            return;
+            return false;
         };
         let mut receiving = None;
         let count = if is_whole { bodies.len() } else { 1 };
@@ -189,7 +190,8 @@ impl SimulatedWorker {
                 Err(reason) => {
                     assert!(!reason.contains("broke the protocol"), "{reason}");
                     drop(receiving);
-                    return run.copying.disconnect(now.into());
+                    run.copying.disconnect(now.into());
+                    return true;
                 }
             }
         }
@@ -197,6 +199,7 @@ impl SimulatedWorker {
         if !is_whole {
             run.copying.disconnect(now.into());
         }
+        true
     }
 
     /// Lets a reply of the keeper arrive.
@@ -211,14 +214,17 @@ impl SimulatedWorker {
         }
     }
 
-    /// Ends the connection to the keeper, if it is this worker.
-    pub fn disconnect_from_keeper(&mut self, now: std::time::Instant, keeper: u64) {
-        if let Some(run) = &mut self.run {
-            let connection = run.copying.connection.as_ref();
-            if connection.is_some_and(|it| it.keeper.id.0 == keeper) {
-                run.copying.disconnect(now.into());
-            }
+    /// Ends the connection to the keeper, if it is this worker. Returns whether there was one.
+    pub fn disconnect_from_keeper(&mut self, now: std::time::Instant, keeper: u64) -> bool {
+        let Some(run) = &mut self.run else {
+            return false;
+        };
+        let connection = run.copying.connection.as_ref();
+        let is_there = connection.is_some_and(|it| it.keeper.id.0 == keeper);
+        if is_there {
+            run.copying.disconnect(now.into());
         }
+        is_there
     }
 
     /// Gives up the marks whose snapshots the keeper has not stored in time, and lets those count as kept
