@@ -134,7 +134,7 @@ impl Journal {
     }
 
     /// Returns the mark from which the session can go on, if the worker has its snapshot: the committed
-    /// one; before there is one, the pending one. A worker may have the snapshot of a pending mark and its
+    /// one; if none is committed, as at first and after the journal has lapsed, the pending one. A worker may have the snapshot of a pending mark and its
     /// keeper not, and a session that went on from there could not go on at the keeper any more.
     /// `first_pending` is the id of the first request that is not answered: it would not be answered after
     /// a later mark.
@@ -259,8 +259,8 @@ impl Journal {
         })
     }
 
-    /// Records that the session goes on from its [`restore_point`](Self::restore_point) in another process, of this epoch. Returns the
-    /// mark from which it goes on if that was not committed before.
+    /// Records that the session goes on from its [`restore_point`](Self::restore_point) in another
+    /// process, of this epoch. Returns the mark from which it goes on if that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
         let commit = self.commit_mark(mark);

@@ -188,7 +188,7 @@ impl SimulatedSession {
         rejected_by(error, track(is_bulk), open.resume, is_durable).into()
     }
 
-    /// Returns whether the session can go on in another process, if that has its last snapshot.
+    /// Returns whether the session can go on in another process, if that has the snapshot of its restore point.
     pub fn can_be_restored(&self) -> bool {
         self.session.can_be_restored()
     }

@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// Returns whether the session can go on in another process, if that has its last snapshot.
+    /// Returns whether the session can go on in another process, if that has the snapshot of its restore point.
     pub(crate) fn can_be_restored(&self) -> bool {
         !self.lock().restore_points().is_empty()
     }

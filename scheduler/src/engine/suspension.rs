@@ -325,14 +325,14 @@ impl Engine {
     }
 
     /// Settles with a worker that has joined which snapshots of suspended leases it holds: the command
-    /// to hold them may have been lost with its stream, and so may that to drop them. A lease that goes on
-    /// there and is not among those that `run` on it needs its snapshots: the message that announces it was
-    /// lost.
+    /// to hold them may have been lost with its stream, and so may that to drop them. A lease that has
+    /// devices of the worker, and is not among those `running` there, needs the snapshots: the worker has not
+    /// received the announcement.
     pub(super) fn settle_holder(
         &mut self,
         worker: WorkerId,
         held: &[LeaseId],
-        run: &BTreeSet<LeaseId>,
+        running: &BTreeSet<LeaseId>,
     ) {
         let is_holder = |id: &LeaseId| {
             let lease = self.leases.get(*id);
@@ -342,7 +342,7 @@ impl Engine {
         let known: Vec<_> = named.filter(is_holder).collect();
         let starts_here = |id: &LeaseId| {
             let lease = self.leases.get(*id);
-            !run.contains(id) && lease.is_some_and(|lease| lease.workers().contains(&worker))
+            !running.contains(id) && lease.is_some_and(|lease| lease.workers().contains(&worker))
         };
         let is_needed = |id: &&LeaseId| known.contains(id) || starts_here(id);
         let dropped: Vec<_> = held.iter().filter(|id| !is_needed(id)).copied().collect();
