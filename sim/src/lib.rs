@@ -27,8 +27,8 @@
 mod client;
 mod messages;
 mod network;
-mod pool;
 mod program;
+mod scheduler;
 mod simulation;
 
 pub use self::{

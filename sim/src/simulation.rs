@@ -19,8 +19,8 @@ pub use self::faults::Faults;
 use crate::{
     client::{Answer, Client},
     network::Link,
-    pool::Pool,
     program::Program,
+    scheduler::Scheduler,
 };
 
 /// Memory of a device: enough for all programs.
@@ -121,7 +121,7 @@ pub fn simulate(
     }
     let answers = || simulation.clients.iter().flat_map(|client| &client.answers);
     let (answered, requests) = (answers().flatten().count(), answers().count());
-    let lease = simulation.pool.describe();
+    let lease = simulation.scheduler.describe();
     Err(format!(
         "the program has {answered} of {requests} answers after {MAX_ACTIONS} actions; {lease}"
     ))
@@ -130,7 +130,7 @@ pub fn simulate(
 struct Simulation<'a> {
     rng: StdRng,
     now: Instant,
-    pool: Pool,
+    scheduler: Scheduler,
     lease: HeldLease,
     /// In the order of the lease's devices.
     clients: Vec<Client<'a>>,
@@ -180,7 +180,7 @@ impl<'a> Simulation<'a> {
         let now = Instant::now();
         let mut simulation = Self {
             now,
-            pool: Pool::start(now, is_traced),
+            scheduler: Scheduler::start(now, is_traced),
             lease: HeldLease::default(),
             clients: clients.collect(),
             nodes: Vec::new(),
@@ -211,9 +211,9 @@ impl<'a> Simulation<'a> {
             devices: node.devices,
             capacity_bytes: CAPACITY_BYTES,
             snapshot_bytes: SNAPSHOT_BYTES,
-            lease_key: self.pool.lease_key(),
+            lease_key: self.scheduler.lease_key(),
         });
-        self.pool.join(node.id, &worker);
+        self.scheduler.join(node.id, &worker);
         node.worker = Some(worker);
     }
 
@@ -238,9 +238,9 @@ impl<'a> Simulation<'a> {
             108..116 => self.step_copies(at),
             116..128 => return self.step_peer_links(at),
             128..132 => self.heartbeat(at),
-            132..140 => self.pool.receive_from(self.nodes[at].id, self.now),
+            132..140 => self.scheduler.receive_from(self.nodes[at].id, self.now),
             140..147 => self.deliver_command(at),
-            147..150 => self.pool.receive_from_client(self.now),
+            147..150 => self.scheduler.receive_from_client(self.now),
             150..153 => return self.receive_news(),
             153..155 => self.report_client(),
             155..158 => self.repair(at),
@@ -255,7 +255,7 @@ impl<'a> Simulation<'a> {
         let tick_ms = self.rng.random_range(0..=MAX_TICK_MS);
         let parties = self.clients.len() + self.nodes.len();
         self.now += Duration::from_millis(tick_ms) / parties as u32;
-        while self.pool.tick(self.now) {}
+        while self.scheduler.tick(self.now) {}
     }
 
     /// Lets the lease go on, and the last acknowledgements arrive: until then, replies hold memory of the
@@ -270,7 +270,7 @@ impl<'a> Simulation<'a> {
                 return Ok(());
             }
         }
-        let lease = self.pool.describe();
+        let lease = self.scheduler.describe();
         Err(format!(
             "the program is done, and its lease does not go on: {lease}"
         ))

@@ -4,7 +4,7 @@ use rand::{RngExt, rngs::StdRng};
 use tensord_proto::ids::PartId;
 
 use super::Simulation;
-use crate::{network::Link, pool::LEASE};
+use crate::{network::Link, scheduler::LEASE};
 
 /// How many faults of each kind a run has at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl Simulation<'_> {
     }
 
     fn trace(&self, what: impl FnOnce() -> String) {
-        self.pool.trace(self.now, what);
+        self.scheduler.trace(self.now, what);
     }
 
     fn can_be_restored(&self) -> bool {
@@ -160,7 +160,7 @@ impl Simulation<'_> {
     fn all_could_go_on(&self, lost: Option<u64>) -> bool {
         let claims = self.lease.claims.as_ref();
         let epoch = claims.map_or(u64::MAX, |claims| claims.epoch);
-        if !self.pool.runs(epoch) || !self.can_be_restored() {
+        if !self.scheduler.runs(epoch) || !self.can_be_restored() {
             return false;
         }
         let places = self.places().into_iter();
@@ -171,7 +171,7 @@ impl Simulation<'_> {
             let sessions = self.sessions_at(place);
             // One that drains does not hold the snapshots of a lease that is interrupted.
             node.is_some_and(|node| node.drained_since.is_none())
-                && self.pool.has_snapshots(place)
+                && self.scheduler.has_snapshots(place)
                 && worker
                     .is_some_and(|it| it.running_part().is_some() && it.can_lose_process(&sessions))
         })
@@ -193,7 +193,7 @@ impl Simulation<'_> {
             lease: LEASE,
             index,
         };
-        let keeper = self.pool.keeper_with_snapshots(id, index);
+        let keeper = self.scheduler.keeper_with_snapshots(id, index);
         let keeper = keeper.filter(|keeper| worker.keeper() == Some(*keeper));
         let keeper = keeper.filter(|keeper| !places.contains(keeper));
         let keeper = self.nodes.iter().find(|node| Some(node.id) == keeper);
@@ -214,7 +214,7 @@ impl Simulation<'_> {
         self.disconnect_process(id);
         if !self.places().contains(&id) {
             // A lease that an administrator moves to a worker that is gone would be lost.
-            self.pool.disconnect(id, self.now);
+            self.scheduler.disconnect(id, self.now);
         }
         self.nodes[at].worker = None;
         for node in &mut self.nodes {
@@ -227,13 +227,15 @@ impl Simulation<'_> {
     /// Cuts a worker off from the scheduler. If that lasts, the scheduler takes the worker for lost.
     fn cut_off(&mut self, at: usize) {
         let id = self.nodes[at].id;
-        if !self.pool.has_joined(id) || !self.can_lose_worker(at) || !take(&mut self.faults.losses)
+        if !self.scheduler.has_joined(id)
+            || !self.can_lose_worker(at)
+            || !take(&mut self.faults.losses)
         {
             return;
         }
         self.report.cut_off += u32::from(self.places().contains(&id));
         self.trace(|| format!("worker {id} is cut off from the scheduler"));
-        self.pool.disconnect(id, self.now);
+        self.scheduler.disconnect(id, self.now);
     }
 
     fn restart_scheduler(&mut self) {
@@ -243,14 +245,14 @@ impl Simulation<'_> {
         if self.rng.random_bool(0.3) {
             if take(&mut self.faults.cuts) {
                 self.report.cuts += 1;
-                self.pool.disconnect_client(self.now);
+                self.scheduler.disconnect_client(self.now);
             }
             return;
         }
         if take(&mut self.faults.restarts) {
             self.report.restarts += 1;
             self.trace(|| "the scheduler restarts".into());
-            self.pool.restart(self.now);
+            self.scheduler.restart(self.now);
         }
     }
 
@@ -258,10 +260,10 @@ impl Simulation<'_> {
     fn drain(&mut self, at: usize) -> bool {
         let can_drain = self.all_could_go_on(None);
         let node = &mut self.nodes[at];
-        let is_new = node.drained_since.is_none() && self.pool.has_joined(node.id);
+        let is_new = node.drained_since.is_none() && self.scheduler.has_joined(node.id);
         if is_new && can_drain {
             node.drained_since = Some(self.now);
-            self.pool.drain(node.id, true, self.now);
+            self.scheduler.drain(node.id, true, self.now);
         }
         is_new && can_drain
     }
@@ -271,8 +273,8 @@ impl Simulation<'_> {
             return;
         }
         let is_done = match self.rng.random_range(0..3) {
-            0 => self.pool.suspend(self.now),
-            1 => self.pool.move_lease(self.now),
+            0 => self.scheduler.suspend(self.now),
+            1 => self.scheduler.move_lease(self.now),
             _ => self.drain(at),
         };
         self.faults.moves -= u32::from(is_done);

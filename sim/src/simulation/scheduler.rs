@@ -7,7 +7,7 @@ use tensord_client::Durability;
 use tensord_scheduler::{ClientEvent, Durability as Requested};
 
 use super::Simulation;
-use crate::pool::LEASE;
+use crate::scheduler::LEASE;
 
 /// How long a worker is drained: longer than a report of another worker is on its way, which may say that
 /// this one has snapshots that it has dropped since.
@@ -17,23 +17,23 @@ impl Simulation<'_> {
     /// Has the client request its lease, once all workers have joined.
     pub(super) fn request_lease(&mut self, durability: Durability) {
         for node in &self.nodes {
-            self.pool.receive_from(node.id, self.now);
+            self.scheduler.receive_from(node.id, self.now);
         }
-        self.pool.attach(None);
-        self.pool.receive_from_client(self.now);
+        self.scheduler.attach(None);
+        self.scheduler.receive_from_client(self.now);
         let durability = match durability {
             Durability::Off => Requested::Off,
             _ => Requested::Auto,
         };
-        self.pool.request(self.clients.len(), durability);
-        self.pool.receive_from_client(self.now);
+        self.scheduler.request(self.clients.len(), durability);
+        self.scheduler.receive_from_client(self.now);
     }
 
     pub(super) fn heartbeat(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         if let Some(worker) = &mut node.worker {
             let reports = worker.report();
-            self.pool.report(node.id, reports);
+            self.scheduler.report(node.id, reports);
         }
     }
 
@@ -41,10 +41,10 @@ impl Simulation<'_> {
     pub(super) fn deliver_command(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         if let Some(worker) = &mut node.worker
-            && let Some(command) = self.pool.next_command(node.id)
+            && let Some(command) = self.scheduler.next_command(node.id)
         {
             let reports = worker.execute(command);
-            self.pool.report(node.id, reports);
+            self.scheduler.report(node.id, reports);
         }
     }
 
@@ -52,12 +52,12 @@ impl Simulation<'_> {
     pub(super) fn report_client(&mut self) {
         let mut clients = self.clients.iter();
         let is_restorable = clients.all(|client| client.session.can_be_restored());
-        if self.pool.has_client()
+        if self.scheduler.has_client()
             && self.lease.claims.is_some()
             && is_restorable != self.lease.reported_restorable
         {
             self.lease.reported_restorable = is_restorable;
-            self.pool.report_client(ClientEvent::Restorable {
+            self.scheduler.report_client(ClientEvent::Restorable {
                 lease: LEASE,
                 is_restorable,
             });
@@ -66,23 +66,25 @@ impl Simulation<'_> {
 
     /// Has the client report that it cannot reach a worker of its lease.
     pub(super) fn report_unreachable(&mut self) {
-        self.pool
+        self.scheduler
             .report_client(ClientEvent::Unreachable { lease: LEASE });
     }
 
     /// Has somebody connect to the scheduler again, or the scheduler notice that a worker is gone, or a host
     /// start its worker again, or an administrator resume the lease.
     pub(super) fn repair(&mut self, at: usize) {
-        if !self.pool.has_client() {
-            self.pool.attach(self.lease.claims.as_ref());
+        if !self.scheduler.has_client() {
+            self.scheduler.attach(self.lease.claims.as_ref());
             self.lease.reported_restorable = false;
         }
         if self.rng.random_bool(0.1) {
-            self.pool.resume(self.now);
+            self.scheduler.resume(self.now);
         }
         let node = &mut self.nodes[at];
         match &node.worker {
-            None if self.pool.has_joined(node.id) => self.pool.disconnect(node.id, self.now),
+            None if self.scheduler.has_joined(node.id) => {
+                self.scheduler.disconnect(node.id, self.now)
+            }
             None => {
                 if self.rng.random_bool(0.1) {
                     node.id += 100;
@@ -90,16 +92,16 @@ impl Simulation<'_> {
                     self.start_worker(at);
                 }
             }
-            Some(worker) if !self.pool.has_joined(node.id) => {
+            Some(worker) if !self.scheduler.has_joined(node.id) => {
                 if self.rng.random_bool(0.2) {
-                    self.pool.join(node.id, worker);
+                    self.scheduler.join(node.id, worker);
                 }
             }
             Some(_) => {
                 let since = node.drained_since;
                 if since.is_some_and(|since| self.now > since + DRAINED_FOR) {
                     node.drained_since = None;
-                    self.pool.drain(node.id, false, self.now);
+                    self.scheduler.drain(node.id, false, self.now);
                 }
             }
         }

@@ -7,7 +7,7 @@ use tensord_worker::testing::{SessionPoints, SimulatedWorker};
 use super::Simulation;
 use crate::{
     network::Link,
-    pool::{LEASE, News},
+    scheduler::{LEASE, News},
 };
 
 impl Simulation<'_> {
@@ -150,7 +150,7 @@ impl Simulation<'_> {
             Err(None) => Ok(()),
             Err(Some(error)) => {
                 let place = self.place(rank);
-                self.pool.trace(self.now, || {
+                self.scheduler.trace(self.now, || {
                     format!("session {rank} is rejected at {place:?}: {error}; {open:?}")
                 });
                 let end = self.clients[rank].session.rejected(is_bulk, &open, &error);
@@ -164,7 +164,7 @@ impl Simulation<'_> {
 
     /// Lets what the scheduler has sent to the client arrive.
     pub(super) fn receive_news(&mut self) -> Result<(), String> {
-        match self.pool.next_news() {
+        match self.scheduler.next_news() {
             None => return Ok(()),
             Some(News::Over(reason)) => return Err(format!("the lease is over: {reason}")),
             Some(News::Interrupted) => {}

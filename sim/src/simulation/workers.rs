@@ -43,8 +43,8 @@ impl Simulation<'_> {
             return;
         };
         match which {
-            0 => drop(worker.take_job()),
-            1 => drop(worker.deliver_to_process()),
+            0 => worker.take_job(),
+            1 => worker.deliver_to_process(),
             2 => worker.receive_report(),
             _ => {
                 if worker.exit_process() {
@@ -191,7 +191,7 @@ impl Simulation<'_> {
                     worker.connect_to_keeper(now, keeper);
                 }
             }
-            4..9 => drop(worker.take_copy(now)),
+            4..9 => worker.take_copy(now),
             9..14 => drop(worker.deliver_copy(now, true)),
             14..18 => worker.deliver_copy_reply(now),
             18 => {

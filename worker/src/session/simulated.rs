@@ -303,11 +303,10 @@ impl SimulatedProcess {
         Some(parts.concat().into())
     }
 
-    /// Executes up to `steps` steps of the work of the session that is next. Returns whether there was
-    /// any.
-    pub(crate) fn run(&mut self, steps: usize) -> bool {
+    /// Executes up to `steps` steps of the work of the session that is next.
+    pub(crate) fn run(&mut self, steps: usize) {
         let Some(session) = self.queue.try_pop() else {
-            return false;
+            return;
         };
         let mut left = steps;
         let mut keep_going = || {
@@ -322,7 +321,6 @@ impl SimulatedProcess {
                 yield_now().await;
             }
         });
-        true
     }
 
     /// Copies the snapshot of a session that was captured, if there is one. Returns the copy for the worker,

@@ -187,19 +187,16 @@ impl SimulatedWorker {
         run.map(|run| part_of(&run.queues.granted))
     }
 
-    /// Takes the next job: starts the process of a lease, or begins a handover. Returns whether there
-    /// was one.
-    pub fn take_job(&mut self) -> bool {
+    /// Takes the next job, if there is one: starts the process of a lease, or begins a handover.
+    pub fn take_job(&mut self) {
         match self.jobs.try_recv() {
             Ok(Job::RunLease(lease, queues)) => self.run = Some(self.start_lease(lease, queues)),
             Ok(Job::HandOver(part, number, keeper)) => {
                 self.handovers.push_back((part, number, *keeper));
             }
             // There is no store, and no device fails.
-            Ok(Job::ListStored | Job::DropStored(_) | Job::Probe(_)) => {}
-            Err(_) => return false,
+            Ok(Job::ListStored | Job::DropStored(_) | Job::Probe(_)) | Err(_) => {}
         }
-        true
     }
 
     fn start_lease(&self, lease: LeaseId, mut queues: Box<LeaseQueues>) -> SimulatedRun {
@@ -247,17 +244,12 @@ impl SimulatedWorker {
         process
     }
 
-    /// Has the process receive the next message of the worker. Returns whether there was one.
-    pub fn deliver_to_process(&mut self) -> bool {
-        let Some(run) = &mut self.run else {
-            return false;
-        };
-        match run.queues.tasks.try_recv() {
-            Ok(task) => {
-                pass_on(&mut run.process, &run.queues.granted.grants, task);
-                true
-            }
-            Err(_) => false,
+    /// Has the process receive the next message of the worker, if there is one.
+    pub fn deliver_to_process(&mut self) {
+        if let Some(run) = &mut self.run
+            && let Ok(task) = run.queues.tasks.try_recv()
+        {
+            pass_on(&mut run.process, &run.queues.granted.grants, task);
         }
     }
 
@@ -278,9 +270,9 @@ impl SimulatedWorker {
         }
     }
 
-    /// Kills the process, if there is one. Returns whether the lease goes on in another one here.
-    pub fn kill_process(&mut self) -> bool {
-        self.process_ended("it was killed")
+    /// Kills the process, if there is one. The lease may go on in another one here.
+    pub fn kill_process(&mut self) {
+        self.process_ended("it was killed");
     }
 
     /// Has a process exit whose sessions have ended. Returns whether there was one.
@@ -292,9 +284,9 @@ impl SimulatedWorker {
         has_ended
     }
 
-    fn process_ended(&mut self, how: &str) -> bool {
+    fn process_ended(&mut self, how: &str) {
         let Some(mut run) = self.run.take() else {
-            return false;
+            return;
         };
         let ended = ProcessEnd {
             how: how.into(),
@@ -303,7 +295,7 @@ impl SimulatedWorker {
         };
         let (lease, supervisor) = (run.lease, &self.supervisor);
         if !supervisor.process_ended(lease, &run.queues, &mut run.restarts, ended) {
-            return false;
+            return;
         }
         run.queues.keep_ends();
         run.copies.process_died();
@@ -311,7 +303,6 @@ impl SimulatedWorker {
         run.replies.clear();
         run.has_had_sessions = false;
         self.run = Some(run);
-        true
     }
 
     /// Returns whether a lease whose process dies now would go on: it has not died too often without
@@ -386,10 +377,11 @@ impl SimulatedWorker {
         self.process()?.ping(at, is_bulk)
     }
 
-    /// Executes up to `steps` steps of the work of the session that is next. Returns whether there was
-    /// any.
-    pub fn run(&mut self, steps: usize) -> bool {
-        self.process().is_some_and(|process| process.run(steps))
+    /// Executes up to `steps` steps of the work of the session that is next.
+    pub fn run(&mut self, steps: usize) {
+        if let Some(process) = self.process() {
+            process.run(steps);
+        }
     }
 
     /// Has the worker keep the snapshot that the process has made of the session on the device `at`, if
@@ -419,21 +411,17 @@ impl SimulatedWorker {
         is_kept
     }
 
-    /// Has the process receive a reply of the worker to a snapshot. Returns whether there was one.
-    pub fn reply_to_snapshot(&mut self) -> bool {
+    /// Has the process receive a reply of the worker to a snapshot, if there is one.
+    pub fn reply_to_snapshot(&mut self) {
         let Some(run) = &mut self.run else {
-            return false;
+            return;
         };
         let mut kept = std::pin::pin!(run.copies.kept());
         if let Poll::Ready(kept) = kept.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             run.replies.push_back(kept);
         }
-        match run.replies.pop_front() {
-            Some(reply) => {
-                run.process.snapshot_kept(reply);
-                true
-            }
-            None => false,
+        if let Some(reply) = run.replies.pop_front() {
+            run.process.snapshot_kept(reply);
         }
     }
 

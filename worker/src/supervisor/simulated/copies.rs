@@ -151,18 +151,14 @@ impl SimulatedWorker {
         }
     }
 
-    /// Takes a snapshot of the process's that is to be copied. Returns whether there was one.
-    pub fn take_copy(&mut self, now: std::time::Instant) -> bool {
+    /// Takes the next snapshot that is to be copied, if there is one.
+    pub fn take_copy(&mut self, now: std::time::Instant) {
         let Some(run) = &mut self.run else {
-            return false;
+            return;
         };
         run.copying.follow_keeper(now.into());
-        match run.copying.outgoing.try_recv() {
-            Ok(message) => {
-                run.copying.take_message(now.into(), message);
-                true
-            }
-            Err(_) => false,
+        if let Ok(message) = run.copying.outgoing.try_recv() {
+            run.copying.take_message(now.into(), message);
         }
     }
 

@@ -42,12 +42,12 @@ pub(crate) enum News {
 /// A stream between the scheduler and another party, and the messages on their way.
 struct Stream<U, D> {
     id: StreamId,
-    to_pool: VecDeque<U>,
-    from_pool: VecDeque<D>,
+    to_scheduler: VecDeque<U>,
+    from_scheduler: VecDeque<D>,
 }
 
 /// The scheduler.
-pub(crate) struct Pool {
+pub(crate) struct Scheduler {
     engine: Engine,
     term: u64,
     signer: LeaseSigner,
@@ -69,7 +69,7 @@ pub(crate) struct Pool {
     is_traced: bool,
 }
 
-impl Pool {
+impl Scheduler {
     /// Starts the first scheduler of a pool.
     ///
     /// # Panics
@@ -119,8 +119,8 @@ impl Pool {
         self.streams += 1;
         Stream {
             id: StreamId(self.streams),
-            to_pool: VecDeque::from([first]),
-            from_pool: VecDeque::new(),
+            to_scheduler: VecDeque::from([first]),
+            from_scheduler: VecDeque::new(),
         }
     }
 
@@ -201,13 +201,13 @@ impl Pool {
 
     fn send(&mut self, worker: WorkerId, command: WorkerCommand) {
         if let Some(stream) = self.workers.get_mut(&worker) {
-            stream.from_pool.push_back(command);
+            stream.from_scheduler.push_back(command);
         }
     }
 
     fn send_news(&mut self, news: News) {
         if let Some(stream) = &mut self.client {
-            stream.from_pool.push_back(news);
+            stream.from_scheduler.push_back(news);
         }
     }
 
@@ -237,7 +237,7 @@ impl Pool {
 }
 
 /// Workers.
-impl Pool {
+impl Scheduler {
     /// Returns whether a worker has a stream.
     pub(crate) fn has_joined(&self, worker: u64) -> bool {
         self.workers.contains_key(&WorkerId(worker))
@@ -282,7 +282,7 @@ impl Pool {
         if let Some(stream) = self.workers.get_mut(&worker) {
             let events = reports.into_iter();
             let events = events.flat_map(|it| messages::worker_events(worker, it));
-            stream.to_pool.extend(events);
+            stream.to_scheduler.extend(events);
         }
     }
 
@@ -292,7 +292,7 @@ impl Pool {
         let Some(stream) = self.workers.get_mut(&worker) else {
             return;
         };
-        let (id, Some(event)) = (stream.id, stream.to_pool.pop_front()) else {
+        let (id, Some(event)) = (stream.id, stream.to_scheduler.pop_front()) else {
             return;
         };
         match &event {
@@ -322,7 +322,7 @@ impl Pool {
     /// Returns the next command for a worker, which arrives now.
     pub(crate) fn next_command(&mut self, worker: u64) -> Option<WorkerCommand> {
         let stream = self.workers.get_mut(&WorkerId(worker))?;
-        stream.from_pool.pop_front()
+        stream.from_scheduler.pop_front()
     }
 
     /// Ends the stream of a worker.
@@ -361,7 +361,7 @@ impl Pool {
 }
 
 /// The client, and an administrator.
-impl Pool {
+impl Scheduler {
     /// Returns whether the client has a stream.
     pub(crate) fn has_client(&self) -> bool {
         self.client.is_some()
@@ -399,7 +399,7 @@ impl Pool {
     /// Queues what the client reports.
     pub(crate) fn report_client(&mut self, event: ClientEvent) {
         if let Some(stream) = &mut self.client {
-            stream.to_pool.push_back(event);
+            stream.to_scheduler.push_back(event);
         }
     }
 
@@ -408,7 +408,7 @@ impl Pool {
         let Some(stream) = &mut self.client else {
             return;
         };
-        let (id, Some(event)) = (stream.id, stream.to_pool.pop_front()) else {
+        let (id, Some(event)) = (stream.id, stream.to_scheduler.pop_front()) else {
             return;
         };
         match &event {
@@ -426,7 +426,7 @@ impl Pool {
 
     /// Returns what the client learns next, which arrives now.
     pub(crate) fn next_news(&mut self) -> Option<News> {
-        self.client.as_mut()?.from_pool.pop_front()
+        self.client.as_mut()?.from_scheduler.pop_front()
     }
 
     /// Ends the stream of the client.
