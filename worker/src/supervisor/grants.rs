@@ -50,6 +50,7 @@ impl Supervisor {
             RunningLease::new(granted.clone(), restarts.moved(granted.epoch))
         });
         self.update(|table, now| table.granted(now, lease, &claims));
+        self.goes_on(lease);
         // The table has not taken a lease whose grants are obsolete.
         if lock(&self.table).route(lease) == Route::Unknown {
             lock(&self.leases).remove(&lease);
@@ -57,6 +58,17 @@ impl Supervisor {
         self.count_granted(granted);
         self.announced.notify_waiters();
         Ok(())
+    }
+
+    /// Records that a lease that runs here is not suspended. It may have started by its client's token, before
+    /// the commands arrived that suspended it earlier.
+    fn goes_on(&self, lease: LeaseId) {
+        let is_running = lock(&self.table).is_running(lease);
+        if let Some(running) = lock(&self.leases).get_mut(&lease)
+            && is_running
+        {
+            running.is_suspended = false;
+        }
     }
 
     /// Returns the devices of a lease as its process may use them: of a share, the memory is that of

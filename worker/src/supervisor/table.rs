@@ -193,7 +193,8 @@ impl LeaseTable {
         self.admission.check_new(claim, expires_at_ms, now)
     }
 
-    /// Ends a lease, and invalidates every token up to these grants, each in its lane.
+    /// Ends a lease, and invalidates every token up to these grants, each in its lane. If the lease runs by
+    /// later grants, it goes on: its client came with a token for these before the scheduler's messages.
     pub(super) fn end_lease(
         &mut self,
         now: Instant,
@@ -201,6 +202,11 @@ impl LeaseTable {
         grants: &[DeviceGrant],
     ) -> Vec<Action> {
         grants.iter().for_each(|ended| self.admission.end(ended));
+        let mut active = self.admission.active_claims();
+        if !grants.is_empty() && active.any(|claim| claim.lease == lease) {
+            return Vec::new();
+        }
+        drop(active);
         if let Some(state) = self.leases.get_mut(&lease) {
             state.has_ended = true;
         }

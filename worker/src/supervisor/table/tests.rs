@@ -72,6 +72,20 @@ fn a_lease_runs_until_it_is_ended_and_its_process_has_exited() {
 }
 
 #[test]
+fn the_end_of_earlier_grants_does_not_end_a_lease_that_its_client_has_started_again() {
+    let (mut table, now) = running(1);
+    table.end_lease(now, A, &ends(&[claim(A, 0, 1)]));
+    table.exited(now, A, "it exited");
+    // The client comes with a token for its second grant before the scheduler's messages.
+    assert_eq!(table.granted(now, A, &[claim(A, 0, 2)]), [Action::Start(A)]);
+    assert_eq!(table.end_lease(now, A, &ends(&[claim(A, 0, 1)])), []);
+    assert_eq!(table.granted(now, A, &[claim(A, 0, 2)]), []);
+    assert!(table.is_running(A));
+    let ending = table.end_lease(now, A, &ends(&[claim(A, 0, 2)]));
+    assert_eq!(ending, [Action::End(A, format!("lease {A} ended"))]);
+}
+
+#[test]
 fn a_process_that_does_not_end_is_killed() {
     let (mut table, now) = running(1);
     table.end_lease(now, A, &ends(&[claim(A, 0, 1)]));
