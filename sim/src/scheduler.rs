@@ -175,6 +175,8 @@ impl Scheduler {
                 keeper,
                 handover,
             } => {
+                // What was reported of an earlier keeper, or of this one before, does not count.
+                self.at_keepers.remove(&source.worker);
                 let messages = messages::keep_snapshots(part, &source, &keeper, handover);
                 messages.into_iter().for_each(|(to, it)| self.send(to, it));
             }
