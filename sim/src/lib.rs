@@ -3,9 +3,9 @@
 //! A random [`Program`] runs in the client's real sessions, one on each of its devices. The engine of the
 //! real scheduler gives them devices of one worker or of several. Each worker is a real supervisor with
 //! simulated processes, in which real sessions run on Flex, with real all-reduces and transfers between
-//! them. It keeps the snapshots of its sessions, and of those of other workers, in its real stores. One thread moves the
-//! frames and messages on virtual links, executes the ops, passes a virtual clock, and injects faults:
-//! connections are cut with frames in flight, snapshots are refused, processes and workers are killed
+//! them. It keeps the snapshots of its sessions, and of those of other workers, in its real stores. One
+//! thread moves the frames and messages on virtual links, executes the ops, passes a virtual clock, and
+//! injects faults: connections are cut with frames in flight, snapshots are refused, processes and workers are killed
 //! between any two steps, workers are cut off from the scheduler and go on without it, the scheduler is
 //! restarted, and an administrator moves, suspends and resumes the lease, and drains workers. Nothing is
 //! killed whose loss the pool does not promise to survive: a process before the first snapshots are kept,
@@ -15,8 +15,9 @@
 //! same bytes and the same faults, and each request one reply; and once a program has dropped all
 //! tensors, both must charge the same memory.
 //!
-//! What is not simulated: several leases, shares of devices, the end of a session, a connection
-//! that fails only between the client and a worker, memory that runs short, a journal that lapses, and snapshot stores.
+//! What is not simulated: several leases, shares of devices, the end of a session, a connection that
+//! fails only between the client and a worker, memory that runs short, a journal that lapses, and
+//! snapshot stores.
 //! Some code asks the real clock: how long a snapshot takes, how fast a link between workers is, and how
 //! many processes have died within a minute. So a machine that stops for some 40 ms at the wrong moment
 //! moves a mark; this changes the schedule, and must not change the results. More than 19 kills in one run

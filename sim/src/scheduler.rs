@@ -28,7 +28,7 @@ const CLIENT: ClientId = ClientId(1);
 const TENANT: &str = "simulated";
 
 /// What a client learns from the scheduler about its lease.
-pub(crate) enum News {
+pub(crate) enum LeaseUpdate {
     /// The lease has these devices, by this token.
     Place { token: Bytes, claims: LeaseClaims },
     /// A worker of the lease was lost.
@@ -56,7 +56,7 @@ pub(crate) struct Scheduler {
     /// Number of streams so far.
     streams: u64,
     workers: BTreeMap<WorkerId, Stream<WorkerEvent, WorkerCommand>>,
-    client: Option<Stream<ClientEvent, News>>,
+    client: Option<Stream<ClientEvent, LeaseUpdate>>,
     /// The parts of the lease whose keepers have all snapshots, each with its keeper, as each worker has
     /// reported on its present stream.
     at_keepers: BTreeMap<WorkerId, Vec<(PartId, WorkerId)>>,
@@ -165,10 +165,14 @@ impl Scheduler {
                 devices,
                 ..
             } => self.send_place(lease, epoch, &devices),
-            Command::Interrupted { .. } => self.send_news(News::Interrupted),
-            Command::Suspended { .. } => self.send_news(News::Suspended),
-            Command::Refused { reason, .. } => self.send_news(News::Over(reason.to_string())),
-            Command::LeaseEnded { reason, .. } => self.send_news(News::Over(reason.to_string())),
+            Command::Interrupted { .. } => self.send_update(LeaseUpdate::Interrupted),
+            Command::Suspended { .. } => self.send_update(LeaseUpdate::Suspended),
+            Command::Refused { reason, .. } => {
+                self.send_update(LeaseUpdate::Over(reason.to_string()))
+            }
+            Command::LeaseEnded { reason, .. } => {
+                self.send_update(LeaseUpdate::Over(reason.to_string()))
+            }
             Command::KeepSnapshots {
                 part,
                 source,
@@ -207,9 +211,9 @@ impl Scheduler {
         }
     }
 
-    fn send_news(&mut self, news: News) {
+    fn send_update(&mut self, update: LeaseUpdate) {
         if let Some(stream) = &mut self.client {
-            stream.from_scheduler.push_back(news);
+            stream.from_scheduler.push_back(update);
         }
     }
 
@@ -234,7 +238,7 @@ impl Scheduler {
             ..LeaseClaims::default()
         };
         let token = self.signer.sign(&claims).into();
-        self.send_news(News::Place { token, claims });
+        self.send_update(LeaseUpdate::Place { token, claims });
     }
 }
 
@@ -427,7 +431,7 @@ impl Scheduler {
     }
 
     /// Returns what the client learns next, which arrives now.
-    pub(crate) fn next_news(&mut self) -> Option<News> {
+    pub(crate) fn next_update(&mut self) -> Option<LeaseUpdate> {
         self.client.as_mut()?.from_scheduler.pop_front()
     }
 

@@ -241,7 +241,7 @@ impl<'a> Simulation<'a> {
             132..140 => self.scheduler.receive_from(self.nodes[at].id, self.now),
             140..147 => self.deliver_command(at),
             147..150 => self.scheduler.receive_from_client(self.now),
-            150..153 => return self.receive_news(),
+            150..153 => return self.receive_update(),
             153..155 => self.report_client(),
             155..158 => self.repair(at),
             158 => self.cut(rank, at, is_bulk),

@@ -7,7 +7,7 @@ use tensord_worker::testing::{SessionPoints, SimulatedWorker};
 use super::Simulation;
 use crate::{
     network::Link,
-    scheduler::{LEASE, News},
+    scheduler::{LEASE, LeaseUpdate},
 };
 
 impl Simulation<'_> {
@@ -163,16 +163,16 @@ impl Simulation<'_> {
     }
 
     /// Lets what the scheduler has sent to the client arrive.
-    pub(super) fn receive_news(&mut self) -> Result<(), String> {
-        match self.scheduler.next_news() {
+    pub(super) fn receive_update(&mut self) -> Result<(), String> {
+        match self.scheduler.next_update() {
             None => return Ok(()),
-            Some(News::Over(reason)) => return Err(format!("the lease is over: {reason}")),
-            Some(News::Interrupted) => {}
-            Some(News::Suspended) => {
+            Some(LeaseUpdate::Over(reason)) => return Err(format!("the lease is over: {reason}")),
+            Some(LeaseUpdate::Interrupted) => {}
+            Some(LeaseUpdate::Suspended) => {
                 self.lease.is_suspended = true;
                 self.clients.iter_mut().for_each(|it| it.disconnect());
             }
-            Some(News::Place { token, claims }) => {
+            Some(LeaseUpdate::Place { token, claims }) => {
                 self.report.places += 1;
                 self.lease.is_suspended = false;
                 for (client, share) in self.clients.iter_mut().zip(&claims.shares) {

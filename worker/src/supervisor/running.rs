@@ -259,7 +259,7 @@ impl Supervisor {
     }
 
     /// Returns whether a lease whose process has died can go on in another one.
-    pub(super) fn can_restart(&self, lease: LeaseId) -> bool {
+    fn can_restart(&self, lease: LeaseId) -> bool {
         lock(&self.table).is_running(lease) && lock(&self.snapshots).has(lease)
     }
 

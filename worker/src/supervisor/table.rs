@@ -202,11 +202,13 @@ impl LeaseTable {
         grants: &[DeviceGrant],
     ) -> Vec<Action> {
         grants.iter().for_each(|ended| self.admission.end(ended));
-        let mut active = self.admission.active_claims();
-        if !grants.is_empty() && active.any(|claim| claim.lease == lease) {
+        let goes_on = self
+            .admission
+            .active_claims()
+            .any(|claim| claim.lease == lease);
+        if goes_on && !grants.is_empty() {
             return Vec::new();
         }
-        drop(active);
         if let Some(state) = self.leases.get_mut(&lease) {
             state.has_ended = true;
         }
