@@ -83,6 +83,9 @@ pub(crate) struct Session {
     /// Wakes the driver of the ops track; `wake_bulk` wakes that of the bulk track.
     wake: Arc<Notify>,
     wake_bulk: Notify,
+    /// Notified when the worker has sent which uploads of earlier sessions it has. Only the driver
+    /// of the ops track waits for that.
+    held: Notify,
     next_tensor: AtomicU64,
     pub(crate) counters: ByteCounters,
 }
@@ -107,6 +110,7 @@ impl Session {
             room: Condvar::new(),
             wake,
             wake_bulk: Notify::new(),
+            held: Notify::new(),
             next_tensor: AtomicU64::new(1),
             counters: ByteCounters::default(),
         })

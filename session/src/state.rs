@@ -130,6 +130,8 @@ pub struct Receipt {
     pub has_room: bool,
     /// Whether the driver of the track must be woken.
     pub must_wake: bool,
+    /// Whether the frame lists the uploads of earlier sessions that the worker has.
+    pub is_held: bool,
     /// The number of tensor bytes in the frame.
     pub tensor_bytes: usize,
     /// Why the connection must end, if it must.
@@ -235,6 +237,11 @@ impl State {
         self.upload_cache.is_cacheable(size)
     }
 
+    /// Returns whether the worker is yet to send which uploads of earlier sessions it has.
+    pub fn awaits_held(&self) -> bool {
+        self.upload_cache.awaits_held()
+    }
+
     /// Returns the entries that locate an upload's bytes, the number of bytes that must be
     /// sent, and whether they were queued on the bulk track, whose driver must then be woken.
     /// Without a `hash` the worker does not keep the bytes.
@@ -303,6 +310,9 @@ impl State {
     ) -> Result<Connection, ResumeError> {
         self.profile = Some(profile);
         self.upload_cache.set_budget(opened.kept_bytes);
+        if opened.has_held {
+            self.upload_cache.expect_held();
+        }
         if track == Track::Ops && self.end.is_none() {
             if self.ops.was_attached() {
                 if opened.epoch > self.journal.epoch() {
@@ -400,6 +410,7 @@ impl State {
             ..Receipt::default()
         };
         if let Some(body) = body {
+            receipt.is_held = matches!(body, Body::Held(_));
             let taken = self.take(track, body, &mut receipt.tensor_bytes, deliveries);
             receipt.end = taken.err();
             // The restore points that were offered in an `Open` stay until its answer.

@@ -35,6 +35,8 @@ pub(super) struct UploadCache {
     free: Vec<u32>,
     held: HashMap<Hash, u32>,
     is_held_known: bool,
+    /// Whether the worker sends the list.
+    expects_held: bool,
 }
 
 impl Default for UploadCache {
@@ -46,6 +48,7 @@ impl Default for UploadCache {
             free: Vec::new(),
             held: HashMap::new(),
             is_held_known: false,
+            expects_held: false,
         }
     }
 }
@@ -54,6 +57,17 @@ impl UploadCache {
     /// Sets how many bytes the worker keeps.
     pub(super) fn set_budget(&mut self, bytes: u64) {
         self.budget_bytes = bytes;
+    }
+
+    /// Records that the worker sends the list of contents that it has from earlier sessions.
+    pub(super) fn expect_held(&mut self) {
+        self.expects_held = true;
+    }
+
+    /// Returns whether the list is yet to come. Until then, contents that the worker has may be sent
+    /// once more.
+    pub(super) fn awaits_held(&self) -> bool {
+        self.expects_held && !self.is_held_known
     }
 
     /// Sets the contents that the worker has from earlier sessions. The worker sends this

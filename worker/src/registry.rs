@@ -207,6 +207,7 @@ impl Registry {
             durable: session.is_durable(),
             epoch: self.epoch,
             mark,
+            has_held: session.begins_with_held(),
         };
         Ok(Attached {
             session,

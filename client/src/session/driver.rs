@@ -26,6 +26,10 @@ use crate::lease::LeaseEvent;
 /// How long one attempt to connect may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 
+/// How long a new session waits for the list of uploads that the worker has. The worker sends it right
+/// after its answer.
+const HELD_DEADLINE: Duration = Duration::from_secs(3);
+
 /// A worker that was not reached for this long is reported to the pool, and then at intervals of
 /// this length.
 const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
@@ -117,14 +121,11 @@ async fn keep_connected(
                     current.events.send(LeaseEvent::Running { worker });
                 }
                 resume = true;
-                if let Some(opened) = opened.take() {
-                    // The caller that leases may have given up; it then closes the session.
-                    let _ = opened.send(Ok(()));
-                }
                 let end = TrackEnd { session, track };
                 let exchange = pump(&end, connection, link, Timing::DEFAULT);
                 let ended = tokio::select! {
                     ended = exchange => after_pump(ended),
+                    never = report_opened(session, &mut opened) => match never {},
                     reason = moved_or_suspended(destination, &reach.target) => {
                         ConnectionEnd::Lost(reason.into())
                     }
@@ -294,6 +295,23 @@ async fn report_unreachable(destination: &Destination, last_received: Instant) -
         reports.tick().await;
         destination.unreachable.add(destination.lease);
     }
+}
+
+/// Reports, once, that the session is open: when the client knows which uploads of earlier sessions the
+/// worker has, so that it sends none of them again, or could not learn that in time.
+async fn report_opened(
+    session: &Session,
+    opened: &mut Option<oneshot::Sender<Result<(), String>>>,
+) -> Infallible {
+    if opened.is_some() && session.lock().awaits_held() {
+        // An error means that the time is over.
+        let _ = timeout(HELD_DEADLINE, session.held.notified()).await;
+    }
+    if let Some(opened) = opened.take() {
+        // The caller that leases may have given up; it then closes the session.
+        let _ = opened.send(Ok(()));
+    }
+    pending().await
 }
 
 /// Waits until the session is to be elsewhere than at `target`, or its lease is suspended, and returns

@@ -166,6 +166,9 @@ impl Session {
         if receipt.has_room {
             self.room.notify_all();
         }
+        if receipt.is_held {
+            self.held.notify_one();
+        }
         if receipt.must_wake {
             self.wake_of(track).notify_one();
         }

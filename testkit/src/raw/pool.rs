@@ -140,6 +140,7 @@ impl ServedTrack {
             durable: false,
             epoch: 0,
             mark: 0,
+            has_held: false,
         }
     }
 

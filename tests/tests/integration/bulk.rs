@@ -1,8 +1,17 @@
 //! Bulk bytes: large tensors over links that break, and no upload sent twice.
 
+use std::time::Duration;
+
 use burn::tensor::{Device, Tensor, TensorData};
-use tensord_client::{Lease, LeaseRequest, data, testing::Options};
-use tensord_testkit::cluster::Cluster;
+use tensord_client::{Lease, LeaseRequest, Pool, data, testing::Options};
+use tensord_proto::{
+    content::hash,
+    v1::{Held, Opened, Synced, frame::Body},
+};
+use tensord_testkit::{
+    cluster::Cluster,
+    raw::{self, RawPool, ServedTrack},
+};
 use tensord_transport::faults::FaultSwitch;
 
 /// Elements of an upload of 1 MiB, whose content differs in every round.
@@ -137,6 +146,47 @@ fn running_lease_shares_its_uploads_when_asked_to() {
     fourth.devices()[0].sync().unwrap();
     assert_eq!(load(&fourth), 0);
     assert_eq!(fourth.traffic().tensor_bytes_up, 0);
+}
+
+/// A worker that has the upload `content`, and is slow to say so.
+fn slow_worker_with(content: &[f32]) -> RawPool {
+    let hashes = hash(&raw::bytes_of(content)).to_vec();
+    raw::block(RawPool::start(move |mut track: ServedTrack| {
+        let hashes = hashes.clone();
+        async move {
+            let has_held = !track.open.bulk;
+            let opened = Opened {
+                has_held,
+                ..ServedTrack::opened()
+            };
+            track.greet(Body::Opened(opened)).await;
+            if has_held {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                let hashes = hashes.into();
+                track.push(Body::Held(Held { hashes }));
+            }
+            while let Some(body) = track.next().await {
+                if let Body::Sync(sync) = body {
+                    track.push(Body::Synced(Synced {
+                        request_id: sync.request_id,
+                        fault: None,
+                    }));
+                }
+            }
+        }
+    }))
+}
+
+#[test]
+fn new_lease_knows_what_its_worker_keeps_before_it_uploads() {
+    let content = content(0);
+    let worker = slow_worker_with(&content);
+    let pool = Pool::connect(worker.url()).unwrap();
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    let _uploaded = upload(content, device);
+    device.sync().unwrap();
+    assert_eq!(lease.traffic().tensor_bytes_up, 0);
 }
 
 #[test]

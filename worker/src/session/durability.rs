@@ -108,6 +108,11 @@ impl Session {
         }
     }
 
+    /// Returns whether the first frame that the session sends lists the kept uploads that it was offered.
+    pub(crate) fn begins_with_held(&self) -> bool {
+        self.restored_at == 0 && !self.offered.is_empty()
+    }
+
     /// Returns whether the session can go on in another process.
     pub(crate) fn is_durable(&self) -> bool {
         self.device_context.snapshots.is_some() && self.snapshot_key.is_some()

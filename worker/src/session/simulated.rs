@@ -252,6 +252,7 @@ impl SimulatedProcess {
             durable: session.is_durable(),
             epoch: self.epoch,
             mark,
+            has_held: false,
         })
     }
 
