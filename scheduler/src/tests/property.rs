@@ -492,6 +492,15 @@ pub(super) fn check_any(ops: Vec<Op>) {
     world.check_nothing_left();
 }
 
+/// Returns a request with the usual priority.
+pub(super) fn request(client: usize, demand: Demand) -> Op {
+    Op::Request {
+        client,
+        demand,
+        priority: 0,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -544,127 +553,4 @@ proptest! {
     fn any_events_with_restarts(ops in vec(op_or_restart(), 1..120)) {
         check_any(ops);
     }
-}
-
-fn request(client: usize, demand: Demand) -> Op {
-    Op::Request {
-        client,
-        demand,
-        priority: 0,
-    }
-}
-
-/// The sessions of a lease in a store may use what the devices had when their worker joined last.
-#[test]
-fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
-    let demand = Demand {
-        durability: Durability::Auto,
-        ..demand_of(1, None)
-    };
-    check_any(vec![
-        request(0, demand),
-        Op::WorkerDisconnected { worker: 0 },
-        Op::SnapshotsKept {
-            worker: 1,
-            all: true,
-        },
-        Op::Join {
-            worker: 1,
-            changed: true,
-        },
-        Op::Wait { millis: 5000 },
-        Op::Join {
-            worker: 1,
-            changed: false,
-        },
-    ]);
-}
-
-/// One of two workers is lost when its new keeper has no snapshots yet, and the one before has them. The
-/// first requests determine the number of the last, and with it what worker 0 reports of its lease.
-#[test]
-fn worker_is_lost_while_its_keeper_is_replaced() {
-    let request = |client, devices, kind: Option<&str>, durability| {
-        let demand = Demand {
-            devices,
-            kind: kind.map(str::to_owned),
-            memory_bytes: 0,
-            durability,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
-            may_end: false,
-            share_permille: None,
-        };
-        request(client, demand)
-    };
-    check_any(vec![
-        request(0, 1, Some("flex"), Durability::Off),
-        request(0, 4, Some("cuda"), Durability::Off),
-        request(2, 1, None, Durability::Off),
-        request(0, 1, None, Durability::Off),
-        request(0, 2, None, Durability::Exact),
-        Op::SnapshotsKept {
-            worker: 0,
-            all: true,
-        },
-        Op::Join {
-            worker: 3,
-            changed: false,
-        },
-        Op::Join {
-            worker: 0,
-            changed: true,
-        },
-    ]);
-}
-
-/// At the end, the worker that gets the snapshots of a lease that waits is cut off as well.
-#[test]
-fn worker_is_cut_off_while_it_gets_snapshots() {
-    let request = |devices, durability| {
-        let demand = Demand {
-            durability,
-            ..demand_of(devices, None)
-        };
-        request(0, demand)
-    };
-    check_any(vec![
-        request(1, Durability::Auto),
-        Op::Wait { millis: 5000 },
-        Op::SnapshotsKept {
-            worker: 1,
-            all: true,
-        },
-        request(2, Durability::Off),
-        Op::WorkerDisconnected { worker: 1 },
-        Op::Wait { millis: 0 },
-        Op::Join {
-            worker: 3,
-            changed: false,
-        },
-        Op::Drain {
-            worker: 1,
-            is_drained: false,
-        },
-    ]);
-}
-
-/// Another worker has the snapshots of one of them only.
-#[test]
-fn both_workers_of_a_lease_are_lost_at_once() {
-    let demand = Demand {
-        durability: Durability::Exact,
-        ..demand_of(3, None)
-    };
-    check_any(vec![
-        request(0, demand),
-        Op::SnapshotsKept {
-            worker: 0,
-            all: true,
-        },
-        Op::WorkerDisconnected { worker: 1 },
-        Op::WorkerDisconnected { worker: 0 },
-        Op::Wait { millis: 5000 },
-    ]);
 }
