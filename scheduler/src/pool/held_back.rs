@@ -1,7 +1,8 @@
 //! The devices that are held back for leases and requests: free devices for those that need more than these, and
 //! shares of devices that others share, or of which shares are held back for others.
 //!
-//! More can be held back of a device that leases share than is left of it, if some of these are to make room.
+//! More can be held back of a device that leases share than is left of it, if some of these are to make room. What
+//! is held back for one is not less because of what is held back later: that counts on those who make room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -14,8 +15,8 @@ use crate::device::{DeviceSpec, Share};
 use crate::event::DeviceRef;
 
 /// What is held back of each device: for one lease, or the request that is to become it, all of the device, `None`,
-/// or for several a share each.
-pub(crate) type Holds = BTreeMap<DeviceRef, BTreeMap<LeaseId, Option<Share>>>;
+/// or for several a share each, in the order in which they came.
+pub(crate) type Holds = BTreeMap<DeviceRef, Vec<(LeaseId, Option<Share>)>>;
 
 /// What is held back of devices.
 #[derive(Debug, Default)]
@@ -32,6 +33,15 @@ pub(super) enum Held {
 }
 
 impl Held {
+    fn of<'a>(held: impl Iterator<Item = &'a (LeaseId, Option<Share>)>) -> Self {
+        let shares: Option<Vec<_>> = held.map(|(_, share)| *share).collect();
+        match shares {
+            Some(shares) if shares.is_empty() => Self::Nothing,
+            Some(shares) => Self::Shares(shares),
+            None => Self::Whole,
+        }
+    }
+
     pub(super) fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing)
     }
@@ -53,13 +63,14 @@ impl HeldBack {
     /// Returns what is held back of a device for others than this lease, or for any.
     pub(super) fn for_others(&self, device_ref: DeviceRef, lease: Option<LeaseId>) -> Held {
         let held = self.by_device.get(&device_ref).into_iter().flatten();
-        let others = held.filter(|(holder, _)| Some(**holder) != lease);
-        let shares: Option<Vec<_>> = others.map(|(_, share)| *share).collect();
-        match shares {
-            Some(shares) if shares.is_empty() => Held::Nothing,
-            Some(shares) => Held::Shares(shares),
-            None => Held::Whole,
-        }
+        Held::of(held.filter(|(holder, _)| Some(*holder) != lease))
+    }
+
+    /// Returns what is held back of a device for others that come before this lease; for all if nothing is held back
+    /// for this one.
+    fn before(&self, device_ref: DeviceRef, lease: Option<LeaseId>) -> Held {
+        let held = self.by_device.get(&device_ref).into_iter().flatten();
+        Held::of(held.take_while(|(holder, _)| Some(*holder) != lease))
     }
 
     /// Returns the leases for which something of a device is held back.
@@ -71,12 +82,9 @@ impl HeldBack {
     /// Holds nothing of a device back for a lease any more. Returns whether something was.
     pub(super) fn remove(&mut self, device_ref: DeviceRef, lease: LeaseId) -> bool {
         let held = self.by_device.get_mut(&device_ref);
-        let was_held = held.is_some_and(|held| held.remove(&lease).is_some());
-        if self
-            .by_device
-            .get(&device_ref)
-            .is_some_and(BTreeMap::is_empty)
-        {
+        let was_held =
+            held.is_some_and(|held| held.extract_if(.., |(of, _)| *of == lease).count() > 0);
+        if self.by_device.get(&device_ref).is_some_and(Vec::is_empty) {
             self.by_device.remove(&device_ref);
         }
         by_key::remove(&mut self.by_lease, &lease, &device_ref);
@@ -85,7 +93,10 @@ impl HeldBack {
 
     fn insert(&mut self, device_ref: DeviceRef, lease: LeaseId, share: Option<Share>) {
         let held = self.by_device.entry(device_ref).or_default();
-        held.insert(lease, share);
+        match held.iter_mut().find(|(of, _)| *of == lease) {
+            Some((_, known)) => *known = share,
+            None => held.push((lease, share)),
+        }
         by_key::insert(&mut self.by_lease, lease, device_ref);
     }
 }
@@ -157,8 +168,9 @@ impl Pool {
     pub(crate) fn holds_of(&self, lease: LeaseId) -> Vec<(DeviceRef, Option<Share>)> {
         let devices = self.held_back_for(lease).into_iter();
         let holds = devices.filter_map(|device_ref| {
-            let held = self.held_back.by_device.get(&device_ref)?;
-            Some((device_ref, *held.get(&lease)?))
+            let mut held = self.held_back.by_device.get(&device_ref)?.iter();
+            let (_, share) = held.find(|(of, _)| *of == lease)?;
+            Some((device_ref, *share))
         });
         holds.collect()
     }
@@ -178,17 +190,18 @@ impl Pool {
     }
 
     /// Returns what a lease, or else one for which nothing is held back, could get of a device that others share, or
-    /// of which shares are held back for others: now, or once ended leases have left it.
+    /// of which shares are held back for others: now, or once ended leases have left it. What is held back later than
+    /// for this lease does not count.
     pub(crate) fn room_for(
         &self,
         lease: Option<LeaseId>,
         device_ref: DeviceRef,
         is_now: bool,
     ) -> Option<Room> {
-        let held = self.held_back.for_others(device_ref, lease);
+        let for_others = self.held_back.for_others(device_ref, lease);
         let worker = self.get(device_ref.worker)?;
-        let room = worker.room(device_ref.index, is_now, !held.is_nothing())?;
-        held.left_of(room)
+        let room = worker.room(device_ref.index, is_now, !for_others.is_nothing())?;
+        self.held_back.before(device_ref, lease).left_of(room)
     }
 
     /// Records whether something else is held back than `before`: demands may then fit that did not.

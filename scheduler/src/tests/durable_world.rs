@@ -336,9 +336,7 @@ impl World {
     /// all its parts, and a holder sends the snapshots to a worker that lacks them. Returns the workers
     /// whose devices are held back for it.
     fn check_destinations(&self, id: LeaseId, lease: &Lease) -> BTreeSet<WorkerId> {
-        let held_back = self.engine.held_back().iter();
-        let held_back = held_back.filter(|(_, holders)| holders.contains_key(&id));
-        let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
+        let held_back = self.held_for(id);
         let workers: BTreeSet<_> = held_back.iter().map(|it| it.worker).collect();
         if !matches!(lease.standing, Standing::Resuming { .. }) {
             return BTreeSet::new();
@@ -434,9 +432,7 @@ impl World {
     /// without devices: free ones, and fewer than it needs, unless its client is away, or it waits for
     /// snapshots.
     fn check_held_back(&self, id: LeaseId, lease: &Lease, free: &BTreeSet<DeviceRef>) {
-        let held_back = self.engine.held_back().iter();
-        let held_back = held_back.filter(|(_, holders)| holders.contains_key(&id));
-        let held_back: Vec<_> = held_back.map(|(device_ref, _)| *device_ref).collect();
+        let held_back = self.held_for(id);
         let is_attached = self
             .clients
             .iter()
@@ -466,6 +462,12 @@ impl World {
             let is_free = free.contains(&device_ref) && (has_snapshots || is_resumed);
             assert!(is_free || is_beside_spot);
         }
+    }
+
+    /// Returns the devices that are held back for a lease, or of which shares are.
+    fn held_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
+        let devices = self.engine.held_back().keys().copied();
+        devices.filter(|it| self.is_held_for(lease, *it)).collect()
     }
 
     /// Returns whether a client knows already where a lease has gone on.

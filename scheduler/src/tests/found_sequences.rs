@@ -117,3 +117,45 @@ fn both_workers_of_a_lease_are_lost_at_once() {
         Op::Wait { millis: 5000 },
     ]);
 }
+
+/// A lost lease waits for its snapshots at a device of which a request with a reservation has more held back than is
+/// left: the request counts on a lease there that makes room. The snapshots go on being handed over.
+#[test]
+fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
+    let request = |client, devices, kind: &str, share_permille| {
+        let demand = Demand {
+            share_permille,
+            durability: Durability::Auto,
+            ..demand_of(devices, Some(kind))
+        };
+        request(client, demand)
+    };
+    let not_durable = Demand {
+        share_permille: Some(250),
+        ..demand_of(1, Some("vulkan"))
+    };
+    let wait = || Op::Wait { millis: 10_000 };
+    check_any(vec![
+        Op::SetPolicy { which: 1 },
+        Op::Attach {
+            client: 2,
+            give_up: 0,
+            outdated: 0,
+        },
+        request(0, 3, "flex", None),
+        super::property::request(0, not_durable),
+        request(2, 1, "vulkan", Some(1)),
+        request(0, 2, "vulkan", None),
+        request(1, 1, "vulkan", Some(500)),
+        request(1, 1, "vulkan", Some(250)),
+        Op::AllKept,
+        request(0, 1, "flex", None),
+        Op::WorkerDisconnected { worker: 0 },
+        request(1, 1, "flex", None),
+        wait(),
+        wait(),
+        request(0, 1, "vulkan", Some(250)),
+        wait(),
+        Op::Release { client: 1, nth: 20 },
+    ]);
+}

@@ -93,8 +93,17 @@ impl World {
     /// Returns what is held back of a device for others than a lease; `None` for all of it.
     fn held_for_others(&self, device_ref: DeviceRef, lease: LeaseId) -> Vec<Option<Share>> {
         let held = self.engine.held_back().get(&device_ref);
-        let others = held.into_iter().flatten().filter(|(of, _)| **of != lease);
+        let others = held.into_iter().flatten().filter(|(of, _)| *of != lease);
         others.map(|(_, share)| *share).collect()
+    }
+
+    /// Returns what is held back of a device for those that come before a lease; for all others if nothing is held
+    /// back for this one.
+    fn held_before(&self, device_ref: DeviceRef, lease: LeaseId) -> Vec<Option<Share>> {
+        let held = self.engine.held_back().get(&device_ref);
+        let before = held.into_iter().flatten();
+        let before = before.take_while(|(of, _)| *of != lease);
+        before.map(|(_, share)| *share).collect()
     }
 
     pub(super) fn is_held_for_none_but(&self, lease: LeaseId, device_ref: DeviceRef) -> bool {
@@ -103,7 +112,7 @@ impl World {
 
     pub(super) fn is_held_for(&self, lease: LeaseId, device_ref: DeviceRef) -> bool {
         let held = self.engine.held_back().get(&device_ref);
-        held.is_some_and(|held| held.contains_key(&lease))
+        held.is_some_and(|held| held.iter().any(|(of, _)| *of == lease))
     }
 
     /// Returns the devices that leases share, or of which shares are held back for others, which have so much left
@@ -133,7 +142,8 @@ impl World {
             let rest = rest.map(|share| share.map(Share::from));
             let held = self.held_for_others(*at, lease);
             let is_shared = !it.leases.is_empty() || !held.is_empty();
-            let Some(shares) = rest.chain(held).collect::<Option<Vec<_>>>() else {
+            let before = self.held_before(*at, lease);
+            let Some(shares) = rest.chain(before).collect::<Option<Vec<_>>>() else {
                 return false;
             };
             let permille: u32 = shares.iter().map(|it| it.permille).sum();

@@ -452,7 +452,8 @@ impl World {
         let guaranteed = self.expected_order().into_iter();
         let guaranteed = guaranteed.filter(|(_, is_guaranteed)| *is_guaranteed);
         let guaranteed: Vec<_> = guaranteed.map(|(at, _)| &self.waiting[at]).collect();
-        for holder in self.engine.held_back().values().flat_map(BTreeMap::keys) {
+        let holders = self.engine.held_back().values().flatten();
+        for (holder, _) in holders {
             let mut requests = guaranteed.iter();
             let is_request = requests.any(|waiting| waiting.lease == *holder);
             let is_reserved = self.engine.reserved().iter().any(|(it, _)| it == holder);
