@@ -40,8 +40,8 @@ pub(crate) struct Client<'a> {
     /// The connections of the track for ops and of that for bulk bytes, with the worker where the session
     /// is.
     pub(crate) links: [Link<Box<Opened>>; 2],
-    /// Whether the session was opened: the program begins then.
-    pub(crate) is_open: bool,
+    /// How often the session was opened or resumed. The program begins with the first time.
+    pub(crate) openings: u32,
     run: Run<'a>,
     /// Requests without a reply, with their numbers.
     pending: Vec<(usize, Request)>,
@@ -58,7 +58,7 @@ impl<'a> Client<'a> {
         Self {
             session,
             links: Default::default(),
-            is_open: false,
+            openings: 0,
             run: Run::new(program, device),
             pending: Vec::new(),
             answers: Vec::new(),
@@ -72,7 +72,7 @@ impl<'a> Client<'a> {
         if self.waits && self.pending.is_empty() {
             self.waits = false;
         }
-        if !self.is_open || self.waits || self.is_over || self.session.is_full() {
+        if self.openings == 0 || self.waits || self.is_over || self.session.is_full() {
             return;
         }
         match self.run.step(&self.session, now) {

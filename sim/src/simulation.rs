@@ -259,14 +259,16 @@ impl<'a> Simulation<'a> {
     }
 
     /// Lets the lease go on, and the last acknowledgements arrive: until then, replies hold memory of the
-    /// device.
+    /// device. A session that goes on late has also to do what came after its snapshot.
     fn settle(&mut self) -> Result<(), String> {
         self.faults = Faults::NONE;
         let parties = self.clients.len() + self.nodes.len();
         for _ in 0..MAX_SETTLE_ROUNDS {
+            let before = self.openings();
             (0..SETTLE_ACTIONS * parties).try_for_each(|_| self.act())?;
             let is_connected = |client: &Client| client.links[0].is_up();
-            if !self.lease.is_suspended && self.clients.iter().all(is_connected) {
+            let is_connected = self.clients.iter().all(is_connected);
+            if !self.lease.is_suspended && is_connected && self.openings() == before {
                 return Ok(());
             }
         }
@@ -274,6 +276,12 @@ impl<'a> Simulation<'a> {
         Err(format!(
             "the program is done, and its lease does not go on: {lease}"
         ))
+    }
+
+    /// Returns how often each session was opened or resumed.
+    fn openings(&self) -> Vec<u32> {
+        let clients = self.clients.iter();
+        clients.map(|client| client.openings).collect()
     }
 
     fn finish(mut self) -> Result<(Outcome, Report), String> {

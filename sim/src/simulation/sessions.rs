@@ -123,7 +123,7 @@ impl Simulation<'_> {
         if let Some(opened) = link.establish() {
             return match client.session.opened(is_bulk, &opened) {
                 Ok(()) => {
-                    client.is_open = true;
+                    client.openings += 1;
                     Ok(())
                 }
                 Err(SimulatedEnd::Lost(_)) => {
