@@ -94,8 +94,8 @@ pub enum Command {
         source: Peer,
         /// The worker that keeps the snapshots.
         keeper: Peer,
-        /// If the lease is suspended: the number of this handover, which the worker reports.
-        handover: u64,
+        /// The number of this assignment of a keeper, which the worker reports.
+        assignment: u64,
     },
     /// Have a worker keep what it has of the snapshots of a suspended lease until
     /// [`DropSnapshots`](Self::DropSnapshots), or until the lease goes on there. Issued again when

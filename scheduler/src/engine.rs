@@ -84,8 +84,8 @@ pub struct Engine {
     queue: Queue,
     /// The number of the latest grant.
     granted: GrantNumber,
-    /// The number of the latest handover: the term, and a count in the lower half.
-    handed_over: u64,
+    /// The number of the latest assignment of a keeper: the term, and a count in the lower half.
+    assignments: u64,
     /// The attached clients.
     clients: BTreeMap<ClientId, AttachedClient>,
     /// The guarantee, limit and weight of each tenant.
@@ -140,7 +140,7 @@ impl Engine {
     pub fn new(options: Options, term: u64, now: Timestamp) -> Self {
         Self {
             granted: GrantNumber { term, count: 0 },
-            handed_over: term << u32::BITS,
+            assignments: term << u32::BITS,
             leases: Leases::new(now + options.adoption_window),
             started: now,
             now,

@@ -133,15 +133,23 @@ impl Suspender {
     }
 }
 
+/// The keeper of a part of a lease, as a worker knows it from a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AssignedKeeper {
+    /// The part of the lease.
+    pub part: PartId,
+    /// The worker that keeps its snapshots.
+    pub worker: WorkerId,
+    /// The number of the assignment. What is reported about an earlier assignment does not count, also if
+    /// the worker is the same: it may have dropped what it had.
+    pub assignment: u64,
+}
+
 /// What has become of a handover of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedOver {
-    /// The part of the suspended lease.
-    pub part: PartId,
     /// The worker that was to get the snapshots.
-    pub keeper: WorkerId,
-    /// The number of the handover, from the command.
-    pub number: u64,
+    pub to: AssignedKeeper,
     /// What has become of it.
     pub outcome: HandoverOutcome,
 }
@@ -180,11 +188,10 @@ pub enum WorkerEvent {
     Heartbeat,
     /// Where the snapshots are of the worker's leases.
     SnapshotsKept {
-        /// The parts of leases whose keepers have the snapshots, each with its keeper. All others of the
-        /// worker have not.
-        at_keepers: Vec<(PartId, WorkerId)>,
-        /// The parts of leases whose keepers have refused a snapshot, and stored none since.
-        refused: Vec<(PartId, WorkerId)>,
+        /// The keepers that have the snapshots. All others of the worker have not.
+        at_keepers: Vec<AssignedKeeper>,
+        /// The keepers that have refused a snapshot, and stored none since.
+        refused: Vec<AssignedKeeper>,
         /// The parts of suspended leases that the worker has handed over, or could not.
         handed_over: Vec<HandedOver>,
         /// The leases whose snapshots the worker itself has, and whether it also has room to hold

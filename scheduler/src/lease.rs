@@ -11,11 +11,11 @@ use std::mem;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, PartId, StoreId, WorkerId};
 use tensord_proto::share::lane;
 
 use crate::device::{DeviceSpec, Durability, Requirement, Share};
-use crate::event::{DeviceGrant, DeviceRef, GrantedDevice, Suspender};
+use crate::event::{AssignedKeeper, DeviceGrant, DeviceRef, GrantedDevice, Suspender};
 use crate::options::Options;
 use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
@@ -120,8 +120,8 @@ pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,
     /// The position of the part of the lease whose snapshots it keeps.
     pub(crate) part: u32,
-    /// If the lease is suspended: the number of the handover, as of the last command; 0 before that.
-    pub(crate) handover: u64,
+    /// The number of its assignment; if the lease is suspended, as of the last command, and 0 before that.
+    pub(crate) assignment: u64,
     /// What devices must be like for these sessions to go on there.
     pub(crate) requirement: Requirement,
     /// Whether it and the lease's worker know each other, by commands on their current streams.
@@ -134,6 +134,18 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
+    /// Returns what workers call this keeper of a part of `lease`.
+    pub(crate) fn assigned(&self, lease: LeaseId) -> AssignedKeeper {
+        AssignedKeeper {
+            part: PartId {
+                lease,
+                index: self.part,
+            },
+            worker: self.worker,
+            assignment: self.assignment,
+        }
+    }
+
     /// Returns the workers that have snapshots of the part, or get them, with the part.
     pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, u32)> + use<> {
         let part = self.part;

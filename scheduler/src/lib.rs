@@ -41,8 +41,9 @@ pub use device::{
 };
 pub use engine::Engine;
 pub use event::{
-    Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice, HandedOver,
-    HandoverOutcome, HeldDevice, Outages, Registration, StreamId, Suspender, WorkerEvent,
+    AssignedKeeper, Claim, ClientEvent, DeviceGrant, DeviceRef, Endpoint, Event, GrantedDevice,
+    HandedOver, HandoverOutcome, HeldDevice, Outages, Registration, StreamId, Suspender,
+    WorkerEvent,
 };
 pub use lease::SuspendedPart;
 pub use options::{Options, RequestOrder};

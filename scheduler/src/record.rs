@@ -77,6 +77,8 @@ pub struct RecordedKeeper {
     pub part: u32,
     /// The worker that keeps their snapshots.
     pub keeper: WorkerId,
+    /// The number of its assignment.
+    pub assignment: u64,
     /// What devices must be like for these sessions to go on there.
     pub requirement: Requirement,
     /// Whether the keeper has the snapshots from which the sessions would go on.
@@ -144,6 +146,7 @@ impl LeaseRecord {
             source,
             part: keeper.part,
             keeper: keeper.worker,
+            assignment: keeper.assignment,
             requirement: keeper.requirement.clone(),
             is_kept: keeper.is_kept,
         };
@@ -178,7 +181,7 @@ impl LeaseRecord {
             let keeper = Keeper {
                 worker: it.keeper,
                 part: it.part,
-                handover: 0,
+                assignment: it.assignment,
                 requirement: it.requirement,
                 is_announced: false,
                 is_kept: it.is_kept,

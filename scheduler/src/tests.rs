@@ -50,11 +50,11 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, StoreId, WorkerId
 
 use self::commands::*;
 use crate::{
-    Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef, DeviceSpec,
-    Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver, HandoverOutcome,
-    HeldDevice, LeasedDevice, Options, Outages, Peer, Policy, RefuseReason, Registration,
-    RequestOrder, SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName, TenantPolicy,
-    Timestamp, WaitReason, Waiter, WorkerEvent,
+    AssignedKeeper, Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceGrant, DeviceRef,
+    DeviceSpec, Durability, EndReason, Endpoint, Engine, Event, GrantedDevice, HandedOver,
+    HandoverOutcome, HeldDevice, LeasedDevice, Options, Outages, Peer, Policy, RefuseReason,
+    Registration, RequestOrder, SnapshotPlaces, StreamId, Suspender, TenantLimit, TenantName,
+    TenantPolicy, Timestamp, WaitReason, Waiter, WorkerEvent,
 };
 
 /// A time in ms, the event at that time, and the expected commands.
@@ -91,7 +91,7 @@ fn check_on(mut engine: Engine, steps: impl IntoIterator<Item = Step>) -> Engine
                 "step {i}: no deadline now"
             );
         }
-        let numbered = with_handover_numbers(&engine, event.clone());
+        let numbered = with_assignments(&engine, event.clone());
         let commands = engine.handle(numbered, at(now));
         let commands = without_numbers(commands);
         assert_eq!(commands, expected, "step {i}: {event:?} at {now} ms");
@@ -120,7 +120,7 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
                 assert!(!grants.is_empty(), "an end that names no grant");
                 grants.clear();
             }
-            Command::KeepSnapshots { handover, .. } => *handover = 0,
+            Command::KeepSnapshots { assignment, .. } => *assignment = 0,
             Command::Queued { .. }
             | Command::Refused { .. }
             | Command::LeaseEnded { .. }
@@ -134,20 +134,28 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
     commands
 }
 
-/// Gives reports of handovers the numbers that these have. A handover to another worker than the one that is
-/// to get the snapshots was withdrawn, and has an earlier number.
-fn with_handover_numbers(engine: &Engine, mut event: Event) -> Event {
+/// Gives reports of keepers the numbers of their assignments. A keeper other than the present one was assigned
+/// earlier, and so is one with a number.
+fn with_assignments(engine: &Engine, mut event: Event) -> Event {
     if let Event::Worker {
         worker,
-        event: WorkerEvent::SnapshotsKept { handed_over, .. },
+        event:
+            WorkerEvent::SnapshotsKept {
+                at_keepers,
+                refused,
+                handed_over,
+                ..
+            },
         ..
     } = &mut event
     {
-        for report in handed_over {
+        let handed_over = handed_over.iter_mut().map(|report| &mut report.to);
+        let kept = at_keepers.iter_mut().chain(refused);
+        for report in kept.chain(handed_over) {
             let lease = engine.leases().get(report.part.lease);
             let keeper = lease.and_then(|lease| lease.keepers.get(worker));
-            let keeper = keeper.filter(|keeper| keeper.worker == report.keeper);
-            report.number += keeper.map_or(0, |keeper| keeper.handover);
+            let keeper = keeper.filter(|keeper| keeper.worker == report.worker);
+            report.assignment += keeper.map_or(0, |keeper| keeper.assignment);
         }
     }
     event

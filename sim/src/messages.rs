@@ -11,7 +11,8 @@ use tensord_proto::{
     v1::{self, WorkerCommand, worker_command::Body, worker_message},
 };
 use tensord_scheduler::{
-    DeviceGrant, HandedOver, HandoverOutcome, HeldDevice, LeasedDevice, Peer, WorkerEvent,
+    AssignedKeeper, DeviceGrant, HandedOver, HandoverOutcome, HeldDevice, LeasedDevice, Peer,
+    WorkerEvent,
 };
 
 fn command(body: Body) -> WorkerCommand {
@@ -67,13 +68,14 @@ pub(crate) fn keep_snapshots(
     part: PartId,
     source: &Peer,
     keeper: &Peer,
-    handover: u64,
+    assignment: u64,
 ) -> [(WorkerId, WorkerCommand); 2] {
     let keep = v1::KeepSnapshots {
         lease_id: part.lease.0,
         source: source.endpoint.name.clone(),
         source_certificate_sha256: source.endpoint.certificate_sha256.to_vec().into(),
         part: part.index,
+        assignment,
     };
     let send = v1::SendSnapshots {
         lease_id: part.lease.0,
@@ -82,7 +84,7 @@ pub(crate) fn keep_snapshots(
         certificate_sha256: keeper.endpoint.certificate_sha256.to_vec().into(),
         keeper_id: keeper.worker.0,
         part: part.index,
-        handover,
+        assignment,
     };
     [
         (keeper.worker, command(Body::KeepSnapshots(keep))),
@@ -156,17 +158,19 @@ fn kept(worker: WorkerId, leases: &[v1::KeptLease]) -> WorkerEvent {
     let (mut at_keepers, mut refused, mut handed_over) = (Vec::new(), Vec::new(), Vec::new());
     let mut here = BTreeMap::new();
     for kept in leases {
-        let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
+        let lease = LeaseId(kept.lease_id);
         let index = kept.part;
-        let part = PartId { lease, index };
+        let keeper = |assignment| AssignedKeeper {
+            part: PartId { lease, index },
+            worker: WorkerId(kept.keeper_id),
+            assignment,
+        };
         match kept.handover {
-            0 if keeper == worker => drop(here.insert(lease, !kept.without_room)),
-            0 if kept.failed => refused.push((part, keeper)),
-            0 => at_keepers.push((part, keeper)),
+            0 if kept.keeper_id == worker.0 => drop(here.insert(lease, !kept.without_room)),
+            0 if kept.failed => refused.push(keeper(kept.assignment)),
+            0 => at_keepers.push(keeper(kept.assignment)),
             number => handed_over.push(HandedOver {
-                part,
-                keeper,
-                number,
+                to: keeper(number),
                 outcome: match (kept.missing, kept.failed) {
                     (true, _) => HandoverOutcome::Missing,
                     (false, true) => HandoverOutcome::Failed,

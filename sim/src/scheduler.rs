@@ -12,9 +12,9 @@ use tensord_proto::{
     v1::{self, LeaseClaims, WorkerCommand},
 };
 use tensord_scheduler::{
-    Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceRef, DeviceSpec, Durability,
-    Endpoint, Engine, Event, GrantedDevice, LeaseRecord, LeasedDevice, Options, Outages,
-    Registration, StreamId, Suspender, Timestamp, WorkerEvent,
+    AssignedKeeper, Claim, ClientEvent, Command, Demand, DeviceFingerprint, DeviceRef, DeviceSpec,
+    Durability, Endpoint, Engine, Event, GrantedDevice, LeaseRecord, LeasedDevice, Options,
+    Outages, Registration, StreamId, Suspender, Timestamp, WorkerEvent,
 };
 use tensord_transport::token::LeaseSigner;
 use tensord_worker::testing::SimulatedWorker;
@@ -57,9 +57,10 @@ pub(crate) struct Scheduler {
     streams: u64,
     workers: BTreeMap<WorkerId, Stream<WorkerEvent, WorkerCommand>>,
     client: Option<Stream<ClientEvent, LeaseUpdate>>,
-    /// The parts of the lease whose keepers have all snapshots, each with its keeper, as each worker has
-    /// reported on its present stream.
-    at_keepers: BTreeMap<WorkerId, Vec<(PartId, WorkerId)>>,
+    /// The latest keeper of each part of the lease.
+    assigned: BTreeMap<PartId, AssignedKeeper>,
+    /// The keepers that have all snapshots of their part, as each worker has reported on its present stream.
+    at_keepers: BTreeMap<WorkerId, Vec<AssignedKeeper>>,
     /// The same of the workers that have the snapshots of their own sessions.
     kept_here: BTreeMap<WorkerId, bool>,
     /// Whether the client has reported on its present stream that it could go on from snapshots.
@@ -85,6 +86,7 @@ impl Scheduler {
             streams: 0,
             workers: BTreeMap::new(),
             client: None,
+            assigned: BTreeMap::new(),
             at_keepers: BTreeMap::new(),
             kept_here: BTreeMap::new(),
             is_restorable: false,
@@ -177,11 +179,16 @@ impl Scheduler {
                 part,
                 source,
                 keeper,
-                handover,
+                assignment,
             } => {
-                // What was reported of an earlier keeper, or of this one before, does not count.
-                self.at_keepers.remove(&source.worker);
-                let messages = messages::keep_snapshots(part, &source, &keeper, handover);
+                let worker = keeper.worker;
+                let assigned = AssignedKeeper {
+                    part,
+                    worker,
+                    assignment,
+                };
+                self.assigned.insert(part, assigned);
+                let messages = messages::keep_snapshots(part, &source, &keeper, assignment);
                 messages.into_iter().for_each(|(to, it)| self.send(to, it));
             }
             Command::HoldSnapshots {
@@ -355,8 +362,11 @@ impl Scheduler {
     /// keeper has its snapshots.
     pub(crate) fn keeper_with_snapshots(&self, worker: u64, part: u32) -> Option<u64> {
         let at_keepers = self.at_keepers.get(&WorkerId(worker))?;
-        let mut here = at_keepers.iter().filter(|(it, _)| it.index == part);
-        let keeper = here.next().map(|(_, keeper)| *keeper)?;
+        let mut here = at_keepers.iter().filter(|it| it.part.index == part);
+        // What was reported of an earlier assignment does not count.
+        let keeper = here
+            .find(|it| self.assigned.get(&it.part) == Some(it))?
+            .worker;
         self.workers.contains_key(&keeper).then_some(keeper.0)
     }
 

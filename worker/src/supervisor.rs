@@ -206,7 +206,7 @@ enum Job {
     /// Delete what the snapshot store has of these leases.
     DropStored(Vec<LeaseId>),
     /// Hand the snapshots of a suspended lease over to another worker.
-    HandOver(PartId, u64, Box<Keeper>),
+    HandOver(PartId, Box<Keeper>),
 }
 
 impl Supervisor {
@@ -312,8 +312,8 @@ impl Supervisor {
                 Some(Job::DropStored(leases)) => {
                     running.spawn(self.clone().delete_stored(leases));
                 }
-                Some(Job::HandOver(part, number, keeper)) => {
-                    running.spawn(self.clone().hand_over(part, number, *keeper));
+                Some(Job::HandOver(part, keeper)) => {
+                    running.spawn(self.clone().hand_over(part, *keeper));
                 }
                 None => return,
             }

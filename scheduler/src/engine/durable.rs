@@ -15,6 +15,7 @@ use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 use super::Engine;
 use super::keeper_choice::{Chosen, Stability};
 use crate::command::{Command, Peer};
+use crate::event::AssignedKeeper;
 use crate::lease::{Keeper, Lease, Standing};
 use crate::time::Timestamp;
 
@@ -69,15 +70,17 @@ impl Engine {
     }
 
     /// Records which keepers have refused snapshots that `worker` has sent, so that others take over.
-    pub(super) fn avoid_refusing(&mut self, worker: WorkerId, refused: &[(PartId, WorkerId)]) {
-        for (part, refusing) in refused {
-            let Some(mut lease) = self.leases.get_mut(part.lease) else {
+    pub(super) fn avoid_refusing(&mut self, worker: WorkerId, refused: &[AssignedKeeper]) {
+        for refusing in refused {
+            let id = refusing.part.lease;
+            let Some(mut lease) = self.leases.get_mut(id) else {
                 continue;
             };
             let keeper = lease.keepers.get(&worker);
-            let is_its = keeper.is_some_and(|it| (it.worker, it.part) == (*refusing, part.index));
+            let is_its = keeper.is_some_and(|it| it.assigned(id) == *refusing);
             if is_its && !lease.is_suspended() {
-                lease.avoided.insert(*refusing, self.now + AVOID_REFUSING);
+                let until = self.now + AVOID_REFUSING;
+                lease.avoided.insert(refusing.worker, until);
             }
         }
     }
@@ -138,9 +141,13 @@ impl Engine {
         let before = lease.keepers.remove(&source);
         if let Some(mut chosen) = chosen {
             if let Some(before) = before.as_ref().filter(stays) {
+                chosen.assignment = before.assignment;
                 chosen.is_announced = before.is_announced;
                 chosen.is_kept = before.is_kept;
                 chosen.previous = before.previous;
+            } else {
+                self.assignments += 1;
+                chosen.assignment = self.assignments;
             }
             lease.keepers.insert(source, chosen);
         }
@@ -213,8 +220,8 @@ impl Engine {
         if let (Some(source), Some(keeper)) = (peer(source), peer(known.worker)) {
             known.is_announced = true;
             if is_suspended {
-                self.handed_over += 1;
-                known.handover = self.handed_over;
+                self.assignments += 1;
+                known.assignment = self.assignments;
             }
             self.commands.push(Command::KeepSnapshots {
                 part: PartId {
@@ -223,7 +230,7 @@ impl Engine {
                 },
                 source,
                 keeper,
-                handover: known.handover,
+                assignment: known.assignment,
             });
         }
     }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tensord_proto::ids::{LeaseId, WorkerId};
+use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
 use super::durable::RECORDED_KEEPER_TIMEOUT;
@@ -80,28 +80,26 @@ impl Engine {
     /// it a holder; the only one, if `source` drains. If it could not get them, another worker may.
     pub(super) fn on_handed_over(&mut self, source: WorkerId, reports: &[HandedOver]) {
         for report in reports {
-            let id = report.part.lease;
-            let index = report.part.index;
+            let PartId { lease: id, index } = report.to.part;
             let Some(lease) = self.leases.get(id).filter(|lease| lease.is_suspended()) else {
                 continue;
             };
             let keeper = lease.keepers.get(&source);
             // Not of an earlier handover, which may have been withdrawn.
-            let is_its = keeper.is_some_and(|it| {
-                let its = (it.worker, it.part, it.handover);
-                its == (report.keeper, index, report.number) && it.is_announced
-            });
+            let is_its = keeper.is_some_and(|it| it.assigned(id) == report.to && it.is_announced);
             if !is_its {
                 continue;
             }
             match report.outcome {
-                HandoverOutcome::Done if self.pool.is_connected(report.keeper) => {
-                    self.finish_handover(id, index, source, report.keeper);
+                HandoverOutcome::Done if self.pool.is_connected(report.to.worker) => {
+                    self.finish_handover(id, index, source, report.to.worker);
                 }
                 HandoverOutcome::Done => {}
                 HandoverOutcome::Failed => {
                     if let Some(mut lease) = self.leases.get_mut(id) {
-                        lease.avoided.insert(report.keeper, self.now + RETRY_AFTER);
+                        lease
+                            .avoided
+                            .insert(report.to.worker, self.now + RETRY_AFTER);
                     }
                     self.withdraw_handover(id, source);
                 }
@@ -226,7 +224,7 @@ impl Engine {
         let keeper = best.map(|worker| Keeper {
             worker,
             part: index,
-            handover: 0,
+            assignment: 0,
             requirement: part.requirement.clone(),
             is_announced: false,
             is_kept: false,

@@ -100,7 +100,7 @@ impl Engine {
         let keeper = worker.map(|worker| Keeper {
             worker,
             part: part as u32,
-            handover: 0,
+            assignment: 0,
             requirement,
             is_announced: false,
             is_kept: false,

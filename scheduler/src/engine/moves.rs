@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-use tensord_proto::ids::{ClientId, LeaseId, PartId, StoreId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
-use crate::event::{DeviceRef, GrantedDevice};
+use crate::event::{AssignedKeeper, DeviceRef, GrantedDevice};
 use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
 use crate::pool::Worker;
 use crate::reason::{CannotMove, EndReason, SnapshotPlaces};
@@ -127,7 +127,7 @@ impl Engine {
     pub(super) fn set_kept(
         &mut self,
         worker: WorkerId,
-        at_keepers: &[(PartId, WorkerId)],
+        at_keepers: &[AssignedKeeper],
         here: &BTreeMap<LeaseId, bool>,
     ) {
         let mut unused = Vec::new();
@@ -138,13 +138,7 @@ impl Engine {
                 Some(false) => KeptHere::WithoutRoom,
                 Some(true) => KeptHere::WithRoom,
             };
-            let is_kept = |keeper: &Keeper| {
-                let part = PartId {
-                    lease: id,
-                    index: keeper.part,
-                };
-                at_keepers.contains(&(part, keeper.worker))
-            };
+            let is_kept = |keeper: &Keeper| at_keepers.contains(&keeper.assigned(id));
             let is_same = |lease: &Lease| {
                 let keeper = lease.keepers.get(&worker);
                 let is_keeper_same = keeper.is_none_or(|keeper| {

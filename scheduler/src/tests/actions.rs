@@ -96,10 +96,7 @@ impl World {
         let leases = || self.engine.leases().iter().filter(|_| all);
         let at_keepers = leases().flat_map(|(id, lease)| {
             let keepers = lease.keepers.values();
-            keepers.map(move |keeper| {
-                let (lease, index) = (id, keeper.part);
-                (PartId { lease, index }, keeper.worker)
-            })
+            keepers.map(move |keeper| keeper.assigned(id))
         });
         // Some worker has no room for some lease.
         let here = leases().map(|(id, _)| (id, !(id.0 + i as u64).is_multiple_of(5)));
@@ -110,12 +107,7 @@ impl World {
         let suspended = suspended.filter(|(_, lease)| lease.is_suspended());
         let handed_over = suspended.flat_map(|(lease, known)| {
             known.keepers.values().map(move |keeper| HandedOver {
-                part: PartId {
-                    lease,
-                    index: keeper.part,
-                },
-                keeper: keeper.worker,
-                number: keeper.handover,
+                to: keeper.assigned(lease),
                 outcome: match all {
                     true => HandoverOutcome::Done,
                     false => HandoverOutcome::Failed,
@@ -128,10 +120,7 @@ impl World {
         let refused = running.flat_map(|(lease, known)| {
             let keepers = known.keepers.values();
             let refusing = keepers.filter(move |it| (lease.0 + it.worker.0).is_multiple_of(4));
-            refusing.map(move |keeper| {
-                let index = keeper.part;
-                (PartId { lease, index }, keeper.worker)
-            })
+            refusing.map(move |keeper| keeper.assigned(lease))
         });
         let kept = WorkerEvent::SnapshotsKept {
             refused: refused.collect(),

@@ -64,7 +64,7 @@ pub(super) fn keep_part(lease: u64, index: u32, source: u64, keeper: u64) -> Com
         part: part(lease, index),
         source: peer(source),
         keeper: peer(keeper),
-        handover: 0,
+        assignment: 0,
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
     let here = leases.iter().filter(is_here);
     let here = here.map(|&(lease, ..)| (LeaseId(lease), true));
     let others = leases.iter().filter(|kept| !is_here(kept));
-    let at_keepers = others.map(|&(lease, index, keeper)| (part(lease, index), WorkerId(keeper)));
+    let at_keepers = others.map(|&(lease, index, keeper)| assigned(lease, index, keeper));
     let at_keepers: Vec<_> = at_keepers.collect();
     let kept = WorkerEvent::SnapshotsKept {
         handed_over: handed_over(&at_keepers, HandoverOutcome::Done),
@@ -128,14 +128,18 @@ pub(super) fn kept_parts(worker_id: u64, leases: &[(u64, u32, u64)]) -> Event {
 }
 
 /// Reports of handovers to these workers.
-fn handed_over(at_keepers: &[(PartId, WorkerId)], outcome: HandoverOutcome) -> Vec<HandedOver> {
-    let handed_over = at_keepers.iter().map(|&(part, keeper)| HandedOver {
-        part,
-        keeper,
-        number: 0,
-        outcome,
-    });
+fn handed_over(keepers: &[AssignedKeeper], outcome: HandoverOutcome) -> Vec<HandedOver> {
+    let handed_over = keepers.iter().map(|&to| HandedOver { to, outcome });
     handed_over.collect()
+}
+
+/// A keeper in a report, by its present assignment.
+pub(super) fn assigned(lease: u64, index: u32, worker: u64) -> AssignedKeeper {
+    AssignedKeeper {
+        part: part(lease, index),
+        worker: WorkerId(worker),
+        assignment: 0,
+    }
 }
 
 /// A worker reports that it could not hand the first part of a lease over.
@@ -147,7 +151,7 @@ pub(super) fn not_handed_over(
 ) -> Event {
     let kept = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
-        handed_over: handed_over(&[(part(lease, 0), WorkerId(keeper))], outcome),
+        handed_over: handed_over(&[assigned(lease, 0, keeper)], outcome),
         refused: Vec::new(),
         here: BTreeMap::new(),
         in_store: BTreeSet::new(),
@@ -159,7 +163,7 @@ pub(super) fn not_handed_over(
 fn refused(worker_id: u64, lease: u64, keeper: u64) -> Event {
     let refused = WorkerEvent::SnapshotsKept {
         at_keepers: Vec::new(),
-        refused: vec![(part(lease, 0), WorkerId(keeper))],
+        refused: vec![assigned(lease, 0, keeper)],
         handed_over: Vec::new(),
         here: BTreeMap::new(),
         in_store: BTreeSet::new(),
@@ -276,6 +280,63 @@ fn keeper_that_refuses_a_snapshot_gives_way_to_another() {
         ),
     ];
     check(kept_by_worker_2().into_iter().chain(refusals));
+}
+
+/// The keeper has given way to another one, and is the keeper again. The worker's report is from before.
+#[test]
+fn report_of_an_earlier_assignment_does_not_count() {
+    let earlier = WorkerEvent::SnapshotsKept {
+        at_keepers: vec![AssignedKeeper {
+            assignment: 1,
+            ..assigned(10, 0, 2)
+        }],
+        refused: Vec::new(),
+        handed_over: Vec::new(),
+        here: BTreeMap::new(),
+        in_store: BTreeSet::new(),
+    };
+    let move_lease = || Event::MoveLease { lease: LeaseId(10) };
+    let reports = [
+        (3, worker(1, earlier), vec![]),
+        (4, move_lease(), vec![]),
+        (5, kept(1, &[(10, 2)]), vec![]),
+        (
+            6,
+            move_lease(),
+            vec![end_lease(1, 10), moved(1, 10, 1, 2, 0)],
+        ),
+    ];
+    check(kept_by_worker_2().into_iter().chain(reports));
+}
+
+#[test]
+fn assignment_has_a_new_number_if_the_keeper_was_another_one_before() {
+    let mut engine = Engine::new(Options::default(), TERM, at(0));
+    let mut number = |event| {
+        let commands = engine.handle(event, at(1));
+        let number = commands.into_iter().find_map(|command| match command {
+            Command::KeepSnapshots {
+                keeper, assignment, ..
+            } => Some((keeper.worker.0, assignment)),
+            _ => None,
+        });
+        number.unwrap_or_default()
+    };
+    number(join(1, &[exact(16)]));
+    number(join(2, &[exact(16)]));
+    number(attach(1));
+    let first = number(request_durable(1, 1));
+    assert_eq!(first.0, 2);
+    assert_eq!(first.1 >> u32::BITS, TERM);
+    // It is announced again on a new stream.
+    number(worker_disconnected(2));
+    assert_eq!(number(join(2, &[exact(16)])), first);
+    number(join(3, &[exact(16)]));
+    let other = number(leaving(2));
+    assert_eq!(other, (3, first.1 + 1));
+    number(worker_left(2));
+    number(join(2, &[exact(16)]));
+    assert_eq!(number(leaving(3)), (2, first.1 + 2));
 }
 
 #[test]

@@ -378,7 +378,7 @@ fn reason_why_a_lease_cannot_move_names_what_is_missing() {
     let mut engine = Engine::new(Options::default(), 1, at(0));
     let mut check = |events: Vec<Event>, lease: u64, expected: Result<&str, CannotMove>| {
         for event in events {
-            engine.handle(event, at(1));
+            engine.handle(with_assignments(&engine, event), at(1));
         }
         let expected = expected.map(str::to_owned);
         assert_eq!(engine.check_move(LeaseId(lease)), expected);

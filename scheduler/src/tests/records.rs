@@ -38,6 +38,7 @@ fn running() -> LeaseRecord {
             source: WorkerId(1),
             part: 0,
             keeper: WorkerId(2),
+            assignment: 0,
             requirement: NEEDS_16_GIB,
             is_kept: true,
         }],
@@ -133,14 +134,14 @@ fn record_says_who_has_the_snapshots() {
     let changes = engine.take_record_changes();
     let mut expected = running();
     expected.keepers[0].is_kept = false;
-    expected.devices[0].grant = changes[0].record.as_ref().unwrap().devices[0].grant;
+    let record = changes[0].record.as_ref().unwrap();
+    expected.devices[0].grant = record.devices[0].grant;
+    expected.keepers[0].assignment = record.keepers[0].assignment;
     assert_eq!(changes, [change(Some(expected.clone()), false)]);
     assert_eq!(engine.take_record_changes(), []);
-    engine.handle(kept(1, &[(10, 2)]), at(9));
-    let kept_there = LeaseRecord {
-        devices: expected.devices.clone(),
-        ..running()
-    };
+    engine.handle(with_assignments(&engine, kept(1, &[(10, 2)])), at(9));
+    let mut kept_there = expected;
+    kept_there.keepers[0].is_kept = true;
     assert_eq!(
         engine.take_record_changes(),
         [change(Some(kept_there), false)]

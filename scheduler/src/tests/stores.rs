@@ -142,7 +142,7 @@ fn lease_ends_if_no_worker_with_its_store_joins_in_time() {
 #[test]
 fn keeper_with_the_snapshots_is_chosen_before_a_worker_that_would_load_them() {
     let both = WorkerEvent::SnapshotsKept {
-        at_keepers: vec![(part(10, 0), WorkerId(3))],
+        at_keepers: vec![assigned(10, 0, 3)],
         handed_over: Vec::new(),
         refused: Vec::new(),
         here: [(LeaseId(10), true)].into(),

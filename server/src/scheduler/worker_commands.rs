@@ -59,7 +59,7 @@ pub(super) fn lease_granted(
 }
 
 /// Builds the command to send the snapshots of a part of a lease to `keeper`.
-pub(super) fn send_snapshots(part: PartId, keeper: Peer, handover: u64) -> WorkerCommand {
+pub(super) fn send_snapshots(part: PartId, keeper: Peer, assignment: u64) -> WorkerCommand {
     let Endpoint {
         name,
         address,
@@ -72,18 +72,19 @@ pub(super) fn send_snapshots(part: PartId, keeper: Peer, handover: u64) -> Worke
         certificate_sha256: certificate_sha256.to_vec().into(),
         keeper_id: keeper.worker.0,
         part: part.index,
-        handover,
+        assignment,
     }))
 }
 
 /// Builds the command to keep the snapshots of a part of a lease that `source` sends.
-pub(super) fn keep_snapshots(part: PartId, source: Peer) -> WorkerCommand {
+pub(super) fn keep_snapshots(part: PartId, source: Peer, assignment: u64) -> WorkerCommand {
     let source = source.endpoint;
     worker_command(worker_command::Body::KeepSnapshots(v1::KeepSnapshots {
         lease_id: part.lease.0,
         source: source.name,
         source_certificate_sha256: source.certificate_sha256.to_vec().into(),
         part: part.index,
+        assignment,
     }))
 }
 

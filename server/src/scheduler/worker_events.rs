@@ -15,8 +15,8 @@ use tensord_proto::{
     v1::{self, Error, ErrorCode},
 };
 use tensord_scheduler::{
-    DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HandedOver, HandoverOutcome, HeldDevice,
-    Outages, Registration, WorkerEvent,
+    AssignedKeeper, DeviceFingerprint, DeviceGrant, DeviceSpec, Endpoint, HandedOver,
+    HandoverOutcome, HeldDevice, Outages, Registration, WorkerEvent,
 };
 use tensord_transport::{identity, tls::Fingerprint};
 
@@ -166,17 +166,19 @@ pub(super) fn kept(worker: WorkerId, leases: &[v1::KeptLease], in_store: &[u64])
     let (mut at_keepers, mut refused, mut handed_over) = (Vec::new(), Vec::new(), Vec::new());
     let mut here = BTreeMap::new();
     for kept in leases.iter().take(2 * MAX_LEASES) {
-        let (lease, keeper) = (LeaseId(kept.lease_id), WorkerId(kept.keeper_id));
+        let lease = LeaseId(kept.lease_id);
         let index = kept.part;
-        let part = PartId { lease, index };
+        let keeper = |assignment| AssignedKeeper {
+            part: PartId { lease, index },
+            worker: WorkerId(kept.keeper_id),
+            assignment,
+        };
         match kept.handover {
-            0 if keeper == worker => drop(here.insert(lease, !kept.without_room)),
-            0 if kept.failed => refused.push((part, keeper)),
-            0 => at_keepers.push((part, keeper)),
+            0 if kept.keeper_id == worker.0 => drop(here.insert(lease, !kept.without_room)),
+            0 if kept.failed => refused.push(keeper(kept.assignment)),
+            0 => at_keepers.push(keeper(kept.assignment)),
             number => handed_over.push(HandedOver {
-                part,
-                keeper,
-                number,
+                to: keeper(number),
                 outcome: match (kept.missing, kept.failed) {
                     (true, _) => HandoverOutcome::Missing,
                     (false, true) => HandoverOutcome::Failed,

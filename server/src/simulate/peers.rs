@@ -15,9 +15,9 @@ use tensord_proto::{
     share::{DeviceShare, WHOLE_PERMILLE},
 };
 use tensord_scheduler::{
-    ClientEvent, Command, Demand, DeviceSpec, Durability, Endpoint, Engine, Event, HandedOver,
-    HandoverOutcome, LeasedDevice, Options, Policy, Registration, RequestOrder, StreamId,
-    Timestamp, WorkerEvent,
+    AssignedKeeper, ClientEvent, Command, Demand, DeviceSpec, Durability, Endpoint, Engine, Event,
+    HandedOver, HandoverOutcome, LeasedDevice, Options, Policy, Registration, RequestOrder,
+    StreamId, Timestamp, WorkerEvent,
 };
 
 use super::trace::Job;
@@ -67,7 +67,7 @@ struct Worker {
     /// The leases that run and have snapshots.
     leases: BTreeMap<LeaseId, bool>,
     /// The keeper of each part of these.
-    keepers: BTreeMap<PartId, WorkerId>,
+    keepers: BTreeMap<PartId, AssignedKeeper>,
     /// The handovers since the last report.
     handed_over: Vec<HandedOver>,
 }
@@ -290,8 +290,16 @@ impl Peers {
                 part,
                 source,
                 keeper,
-                handover,
-            } => self.keep(part, source.worker, keeper.worker, handover),
+                assignment,
+            } => {
+                let worker = keeper.worker;
+                let keeper = AssignedKeeper {
+                    part,
+                    worker,
+                    assignment,
+                };
+                self.keep(source.worker, keeper);
+            }
             Command::EndLease { worker, lease, .. } => {
                 if let Some(known) = self.workers.get_mut(&worker) {
                     known.leases.remove(&lease);
@@ -342,17 +350,15 @@ impl Peers {
         }
     }
 
-    fn keep(&mut self, part: PartId, source: WorkerId, keeper: WorkerId, number: u64) {
+    fn keep(&mut self, source: WorkerId, keeper: AssignedKeeper) {
         let Some(worker) = self.workers.get_mut(&source) else {
             return;
         };
-        if worker.leases.contains_key(&part.lease) {
-            worker.keepers.insert(part, keeper);
+        if worker.leases.contains_key(&keeper.part.lease) {
+            worker.keepers.insert(keeper.part, keeper);
         } else {
             worker.handed_over.push(HandedOver {
-                part,
-                keeper,
-                number,
+                to: keeper,
                 outcome: HandoverOutcome::Done,
             });
         }
@@ -366,9 +372,8 @@ impl Peers {
         let Some(known) = self.workers.get_mut(&worker) else {
             return;
         };
-        let at_keepers = known.keepers.iter().map(|(part, keeper)| (*part, *keeper));
         let kept = WorkerEvent::SnapshotsKept {
-            at_keepers: at_keepers.collect(),
+            at_keepers: known.keepers.values().copied().collect(),
             refused: Vec::new(),
             handed_over: mem::take(&mut known.handed_over),
             here: known.leases.clone(),

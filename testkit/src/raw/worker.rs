@@ -158,6 +158,18 @@ impl WorkerStream {
         sending
     }
 
+    /// Returns the scheduler's next command.
+    ///
+    /// # Panics
+    ///
+    /// If none comes within [`ANSWER_DEADLINE`], or the stream ends.
+    pub async fn next_command(&mut self) -> worker_command::Body {
+        let next = timeout(ANSWER_DEADLINE, self.commands.message()).await;
+        let next = next.expect("the scheduler sends a command");
+        let command = next.expect("the stream is up").expect("a command");
+        command.body.expect("a known command")
+    }
+
     /// Waits until the scheduler ends the stream and returns its error, if any.
     ///
     /// # Panics

@@ -5,7 +5,7 @@ use tensord_proto::{
     v1::{
         DeviceFingerprint, ErrorCode, Granted, LeaseRequest as RawLeaseRequest, OfferSnapshots,
         Open, RestorePoint, SnapshotBegin, SnapshotId, SnapshotPart, SnapshotStored, frame::Body,
-        pool_message,
+        pool_message, worker_command,
     },
     version,
 };
@@ -26,8 +26,13 @@ use tokio::{
 struct KeeperConnection(Link);
 
 impl KeeperConnection {
-    /// Dials the keeper and offers the snapshots of a lease. Returns what the keeper replies.
-    async fn open(dialer: Dialer, keeper: &(String, Trust), lease_id: u64) -> (Self, Body) {
+    /// Dials the keeper and offers the snapshots of a lease under an assignment. Returns what the keeper
+    /// replies.
+    async fn open(
+        dialer: Dialer,
+        keeper: &(String, Trust),
+        (lease_id, assignment): (u64, u64),
+    ) -> (Self, Body) {
         let (address, trust) = keeper;
         let link = dialer.dial(address, trust, ANSWER_DEADLINE).await;
         let mut connection = Self(link.expect("the keeper is there"));
@@ -37,6 +42,7 @@ impl KeeperConnection {
             hello,
             lease_id,
             part,
+            assignment,
         };
         assert!(connection.send(Body::OfferSnapshots(offer)).await);
         let reply = connection.next().await.expect("the keeper answers");
@@ -114,6 +120,8 @@ struct Rogue {
     attached: ClientStream,
     granted: Granted,
     keeper: (String, Trust),
+    /// The number by which the scheduler has assigned the keeper.
+    assignment: u64,
     /// Its stream to the scheduler, on which it sends heartbeats, until it is lost.
     registered: Option<(WorkerStream, JoinSet<()>)>,
 }
@@ -122,7 +130,7 @@ impl Rogue {
     async fn start(cluster: &Cluster, fingerprint: DeviceFingerprint) -> Self {
         let mut worker = RawWorker::new("rogue", 1);
         worker.register.devices[0].fingerprint = Some(fingerprint);
-        let registered = worker.join(cluster.worker_url()).await.unwrap();
+        let mut registered = worker.join(cluster.worker_url()).await.unwrap();
         let heartbeats = registered.send_heartbeats();
         let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
         let durable = RawLeaseRequest {
@@ -137,11 +145,17 @@ impl Rogue {
         let status = cluster.pool().status().unwrap();
         let mut workers = status.workers.iter();
         let honest = workers.find(|worker| worker.name == "worker-0").unwrap();
+        let assignment = loop {
+            if let worker_command::Body::SendSnapshots(send) = registered.next_command().await {
+                break send.assignment;
+            }
+        };
         let rogue = Self {
             worker,
             attached,
             granted,
             keeper: (honest.address.clone(), cluster.worker_trust(0)),
+            assignment,
             registered: Some((registered, heartbeats)),
         };
         // The keeper learns of the lease a moment after the client.
@@ -156,9 +170,14 @@ impl Rogue {
         Dialer::new(TransportChoice::Tcp).with_identity(self.worker.identity.clone())
     }
 
+    /// Returns the lease, and the number of its keeper's assignment.
+    fn lease(&self) -> (u64, u64) {
+        (self.granted.lease_id, self.assignment)
+    }
+
     /// Connects to the keeper. Returns its reply, too.
     async fn connect(&self) -> (KeeperConnection, Body) {
-        KeeperConnection::open(self.dialer(), &self.keeper, self.granted.lease_id).await
+        KeeperConnection::open(self.dialer(), &self.keeper, self.lease()).await
     }
 
     /// Leaves the pool without a word, and waits until the lease has moved to the keeper.
@@ -216,13 +235,15 @@ fn only_the_worker_of_a_lease_may_send_its_snapshots() {
     let fingerprint = fingerprint(&cluster);
     raw::block(async {
         let rogue = Rogue::start(&cluster, fingerprint).await;
-        let lease = rogue.granted.lease_id;
+        let (lease, assignment) = rogue.lease();
         let stranger = RawWorker::new("stranger", 1).identity;
         let tcp = || Dialer::new(TransportChoice::Tcp);
         let strangers = [
-            (tcp().with_identity(stranger), lease),
-            (tcp(), lease),
-            (rogue.dialer(), lease + 1),
+            (tcp().with_identity(stranger), (lease, assignment)),
+            (tcp(), (lease, assignment)),
+            (rogue.dialer(), (lease + 1, assignment)),
+            (rogue.dialer(), (lease, assignment - 1)),
+            (rogue.dialer(), (lease, 0)),
         ];
         for (dialer, lease) in strangers {
             let opened = KeeperConnection::open(dialer, &rogue.keeper, lease);

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use tensord_proto::{
-    ids::{LeaseId, PartId, WorkerId},
+    ids::{LeaseId, PartId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{KeptLease, SnapshotId},
 };
@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 use super::{
     Job, Supervisor,
     keeper_link::{
-        CONNECT_DEADLINE, Keeper, RETRY_DELAY,
+        Assignment, CONNECT_DEADLINE, Keeper, RETRY_DELAY,
         wire::{connect, frames, send, stored},
     },
     pending_marks::STORE_DEADLINE,
@@ -35,9 +35,8 @@ pub(super) struct Handovers(BTreeMap<PartId, Handover>);
 
 #[derive(Debug)]
 struct Handover {
-    /// The scheduler's number of the request, different for each.
-    number: u64,
-    keeper: WorkerId,
+    /// Its number is different for each request of the scheduler.
+    assignment: Assignment,
     state: HandoverState,
 }
 
@@ -53,27 +52,22 @@ pub(super) enum HandoverState {
 }
 
 impl Handovers {
-    /// Begins to hand a part over to `keeper`, instead of what was requested before.
-    fn begin(&mut self, part: PartId, number: u64, keeper: WorkerId) {
+    /// Begins to hand a part over to a keeper, instead of what was requested before.
+    fn begin(&mut self, part: PartId, assignment: Assignment) {
         let state = HandoverState::Pending;
-        let handover = Handover {
-            number,
-            keeper,
-            state,
-        };
-        self.0.insert(part, handover);
+        self.0.insert(part, Handover { assignment, state });
     }
 
     /// Returns whether a request is the latest one for its part.
-    pub(super) fn is_latest(&self, part: PartId, number: u64) -> bool {
+    pub(super) fn is_latest(&self, part: PartId, assignment: Assignment) -> bool {
         let latest = self.0.get(&part);
-        latest.is_some_and(|handover| handover.number == number)
+        latest.is_some_and(|handover| handover.assignment == assignment)
     }
 
     /// Records what has become of a request, if it is the latest one for its part.
-    fn finish(&mut self, part: PartId, number: u64, state: HandoverState) {
+    fn finish(&mut self, part: PartId, assignment: Assignment, state: HandoverState) {
         let latest = self.0.get_mut(&part);
-        if let Some(handover) = latest.filter(|handover| handover.number == number) {
+        if let Some(handover) = latest.filter(|handover| handover.assignment == assignment) {
             handover.state = state;
         }
     }
@@ -101,9 +95,9 @@ impl Handovers {
         let ended = ended.filter(|(_, handover)| handover.state != HandoverState::Pending);
         ended.map(|(part, handover)| KeptLease {
             lease_id: part.lease.0,
-            keeper_id: handover.keeper.0,
+            keeper_id: handover.assignment.keeper.0,
             part: part.index,
-            handover: handover.number,
+            handover: handover.assignment.number,
             failed: handover.state == HandoverState::Failed,
             missing: handover.state == HandoverState::Missing,
             ..KeptLease::default()
@@ -112,31 +106,30 @@ impl Handovers {
 }
 
 impl Supervisor {
-    /// Begins to hand the snapshots of a part of a suspended lease over to `keeper`. `number` is the
-    /// scheduler's number of the request.
-    pub(super) fn begin_handover(&self, part: PartId, number: u64, keeper: Keeper) {
-        lock(&self.handovers).begin(part, number, keeper.id);
+    /// Begins to hand the snapshots of a part of a suspended lease over to `keeper`.
+    pub(super) fn begin_handover(&self, part: PartId, keeper: Keeper) {
+        lock(&self.handovers).begin(part, keeper.assignment);
         match lock(&self.kept_for_others).holds(part) {
-            true => self.queue(Job::HandOver(part, number, Box::new(keeper))),
-            false => self.finish_handover(part, number, HandoverState::Missing),
+            true => self.queue(Job::HandOver(part, Box::new(keeper))),
+            false => self.finish_handover(part, keeper.assignment, HandoverState::Missing),
         }
     }
 
     /// Hands the snapshots of a part of a suspended lease over to `keeper`, until that has them, several
     /// attempts have failed, or the scheduler has requested something else.
-    pub(super) async fn hand_over(self: Arc<Self>, part: PartId, number: u64, keeper: Keeper) {
-        let lease = part.lease;
+    pub(super) async fn hand_over(self: Arc<Self>, part: PartId, keeper: Keeper) {
+        let (lease, assignment) = (part.lease, keeper.assignment);
         for attempt in 1..=ATTEMPTS {
-            if !lock(&self.handovers).is_latest(part, number) {
+            if !lock(&self.handovers).is_latest(part, assignment) {
                 return;
             }
             let snapshots = lock(&self.kept_for_others).snapshots_of(part);
             if snapshots.is_empty() {
-                return self.finish_handover(part, number, HandoverState::Missing);
+                return self.finish_handover(part, assignment, HandoverState::Missing);
             }
             let Err(reason) = self.send_all(part, &keeper, &snapshots).await else {
                 info!(%lease, "worker {} holds the snapshots of the suspended lease, too", keeper.name);
-                return self.finish_handover(part, number, HandoverState::Done);
+                return self.finish_handover(part, assignment, HandoverState::Done);
             };
             let reason = sanitize(&reason, MESSAGE_CHARS);
             if attempt == ATTEMPTS {
@@ -146,11 +139,16 @@ impl Supervisor {
                 sleep(RETRY_DELAY).await;
             }
         }
-        self.finish_handover(part, number, HandoverState::Failed);
+        self.finish_handover(part, assignment, HandoverState::Failed);
     }
 
-    pub(super) fn finish_handover(&self, part: PartId, number: u64, state: HandoverState) {
-        lock(&self.handovers).finish(part, number, state);
+    pub(super) fn finish_handover(
+        &self,
+        part: PartId,
+        assignment: Assignment,
+        state: HandoverState,
+    ) {
+        lock(&self.handovers).finish(part, assignment, state);
         self.reports.notify_one();
     }
 
@@ -197,12 +195,18 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
+    use tensord_proto::ids::WorkerId;
+
     use super::*;
 
     #[test]
     fn only_the_latest_request_for_a_part_counts() {
         let lease = LeaseId(7);
         let [part, other] = [0, 1].map(|index| PartId { lease, index });
+        let assignment = |number, keeper| Assignment {
+            keeper: WorkerId(keeper),
+            number,
+        };
         let mut handovers = Handovers::default();
         let ended = |handovers: &Handovers| -> Vec<(u64, u64, bool)> {
             let ended = handovers.ended();
@@ -210,21 +214,24 @@ mod tests {
                 .map(|kept| (kept.keeper_id, kept.handover, kept.failed))
                 .collect()
         };
-        handovers.begin(part, 1, WorkerId(1));
-        handovers.begin(part, 2, WorkerId(2));
-        assert!(!handovers.is_latest(part, 1) && handovers.is_latest(part, 2));
-        handovers.finish(part, 1, HandoverState::Done);
+        handovers.begin(part, assignment(1, 1));
+        handovers.begin(part, assignment(2, 2));
+        assert!(
+            !handovers.is_latest(part, assignment(1, 1))
+                && handovers.is_latest(part, assignment(2, 2))
+        );
+        handovers.finish(part, assignment(1, 1), HandoverState::Done);
         assert!(ended(&handovers).is_empty() && handovers.has_pending());
-        handovers.finish(part, 2, HandoverState::Failed);
+        handovers.finish(part, assignment(2, 2), HandoverState::Failed);
         assert_eq!(ended(&handovers), [(2, 2, true)]);
         assert!(handovers.has_pending());
         // The scheduler requests the same again, as the keeper may have dropped them meanwhile.
-        handovers.begin(part, 3, WorkerId(2));
+        handovers.begin(part, assignment(3, 2));
         assert!(ended(&handovers).is_empty());
-        handovers.finish(part, 2, HandoverState::Done);
+        handovers.finish(part, assignment(2, 2), HandoverState::Done);
         assert!(ended(&handovers).is_empty());
-        handovers.finish(part, 3, HandoverState::Done);
-        handovers.begin(other, 4, WorkerId(3));
+        handovers.finish(part, assignment(3, 2), HandoverState::Done);
+        handovers.begin(other, assignment(4, 3));
         assert_eq!(ended(&handovers), [(2, 3, false)]);
         handovers.end_part(other);
         assert!(!handovers.has_pending());

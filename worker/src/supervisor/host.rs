@@ -13,7 +13,10 @@ use tensord_proto::{
 use tensord_transport::tls::Fingerprint;
 use tracing::warn;
 
-use super::{SnapshotStore, Supervisor, keeper_link::Keeper};
+use super::{
+    SnapshotStore, Supervisor,
+    keeper_link::{Assignment, Keeper},
+};
 use crate::{
     lease_host::LeaseHost,
     locks::lock,
@@ -60,7 +63,10 @@ impl LeaseHost for Supervisor {
             return;
         };
         let keeper = Keeper {
-            id: WorkerId(command.keeper_id),
+            assignment: Assignment {
+                keeper: WorkerId(command.keeper_id),
+                number: command.assignment,
+            },
             name: sanitize(&command.keeper, MESSAGE_CHARS).to_string(),
             address: command.address.clone(),
             certificate: Fingerprint(pin),
@@ -75,7 +81,7 @@ impl LeaseHost for Supervisor {
                 *known = Some(keeper);
                 is_new
             })),
-            None => self.begin_handover(part, command.handover, keeper),
+            None => self.begin_handover(part, keeper),
         }
     }
 
@@ -89,7 +95,8 @@ impl LeaseHost for Supervisor {
         };
         let name = sanitize(&command.source, MESSAGE_CHARS).to_string();
         let mut kept = lock(&self.kept_for_others);
-        kept.allow(Instant::now(), part, name, Fingerprint(pin));
+        let source = Fingerprint(pin);
+        kept.allow(Instant::now(), part, name, source, command.assignment);
     }
 
     fn drop_snapshots(&self, lease: LeaseId) {
@@ -152,19 +159,21 @@ impl LeaseHost for Supervisor {
         let mut leases: Vec<_> = leases.collect();
         leases.sort_unstable_by_key(|(part, ..)| *part);
         let at_keepers = leases.iter().filter_map(|(part, _, keeper)| {
-            let keeper = (*keeper)?;
+            let Assignment { keeper, number } = (*keeper)?;
             Some(KeptLease {
                 lease_id: part.lease.0,
                 keeper_id: keeper.0,
+                assignment: number,
                 part: part.index,
                 ..KeptLease::default()
             })
         });
         let refused = running.values().filter_map(|running| {
-            let keeper = lock(&running.progress).refusing_place()?;
+            let Assignment { keeper, number } = lock(&running.progress).refusing_place()?;
             Some(KeptLease {
                 lease_id: running.part.lease.0,
                 keeper_id: keeper.0,
+                assignment: number,
                 part: running.part.index,
                 failed: true,
                 ..KeptLease::default()
@@ -333,7 +342,7 @@ impl Supervisor {
     /// Returns the leases each of whose sessions has a snapshot here, and whether there is room to hold
     /// the snapshots of all these leases together. `leases` has the number of live sessions of each
     /// lease.
-    fn leases_kept_here(&self, leases: &[(PartId, usize, Option<WorkerId>)]) -> Vec<KeptLease> {
+    fn leases_kept_here(&self, leases: &[(PartId, usize, Option<Assignment>)]) -> Vec<KeptLease> {
         let snapshots = lock(&self.snapshots);
         let sized = leases.iter().filter_map(|(part, live_sessions, _)| {
             let (sessions, bytes) = snapshots.size_of(part.lease);

@@ -59,6 +59,8 @@ pub(super) struct KeptForOthers {
 struct Source {
     /// Different for each source, so that a connection of an earlier one counts for no other.
     number: u64,
+    /// The scheduler's number of the assignment.
+    assignment: u64,
     name: String,
     /// Whether it may send more. It may not once the lease is suspended.
     may_send: bool,
@@ -81,7 +83,8 @@ impl KeptForOthers {
         }
     }
 
-    /// Allows the worker with this certificate to send the snapshots of a part of a lease. If the
+    /// Allows the worker with this certificate to send the snapshots of a part of a lease, as the scheduler
+    /// has assigned it to this worker by a number. Its connections under an earlier number end. If the
     /// sessions ran at another worker before, the snapshots of that one have a lower epoch, and do not
     /// replace later ones.
     pub(super) fn allow(
@@ -90,15 +93,18 @@ impl KeptForOthers {
         part: PartId,
         name: String,
         certificate: Fingerprint,
+        assignment: u64,
     ) {
         let key = (part, certificate.0);
-        let is_known = self.sources.get(&key).is_some_and(|source| source.may_send);
+        let known = self.sources.get(&key);
+        let is_known = known.is_some_and(|it| it.may_send && it.assignment == assignment);
         if is_known || self.sources.len() >= MAX_SOURCES {
             return;
         }
         self.allowed += 1;
         let source = Source {
             number: self.allowed,
+            assignment,
             name,
             may_send: true,
             connections: 0,
@@ -257,10 +263,16 @@ impl KeptForOthers {
         }
     }
 
-    /// Returns the worker with this certificate, if it may send snapshots of a part of a lease.
-    fn source(&mut self, part: PartId, certificate: Option<Fingerprint>) -> Option<&mut Source> {
+    /// Returns the worker with this certificate, if it may send snapshots of a part of a lease under this
+    /// assignment.
+    fn source(
+        &mut self,
+        part: PartId,
+        certificate: Option<Fingerprint>,
+        assignment: u64,
+    ) -> Option<&mut Source> {
         let source = self.sources.get_mut(&(part, certificate?.0))?;
-        source.may_send.then_some(source)
+        (source.may_send && source.assignment == assignment).then_some(source)
     }
 
     /// Returns the worker with this number, if it may still send snapshots of a part of a lease.

@@ -45,10 +45,18 @@ pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 /// Pause between attempts to connect.
 pub(super) const RETRY_DELAY: Duration = Duration::from_secs(1);
 
+/// A worker as the keeper of a part of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Assignment {
+    pub(super) keeper: WorkerId,
+    /// The scheduler's number of the assignment, which the keeper knows, too.
+    pub(super) number: u64,
+}
+
 /// The worker that keeps the snapshots of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Keeper {
-    pub(super) id: WorkerId,
+    pub(super) assignment: Assignment,
     pub(super) name: String,
     pub(super) address: String,
     pub(super) certificate: Fingerprint,
@@ -56,7 +64,7 @@ pub(super) struct Keeper {
 
 /// The queues between the run of a lease and its link to the keeper.
 pub(super) struct KeeperQueues {
-    queue: CopyQueue<WorkerId>,
+    queue: CopyQueue<Assignment>,
     keeper: watch::Receiver<Option<Keeper>>,
 }
 
@@ -68,7 +76,7 @@ impl KeeperQueues {
         part: PartId,
         devices: usize,
         keeper: watch::Receiver<Option<Keeper>>,
-        progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+        progress: Arc<Mutex<CopyProgress<Assignment>>>,
     ) -> (SnapshotStream, mpsc::Receiver<Outgoing>, Self) {
         let (queue, outgoing, kept) = CopyQueue::new(devices, progress.clone());
         let marks = PendingMarks::new(progress, kept);
@@ -117,7 +125,7 @@ impl KeeperLink {
         part: PartId,
         devices: usize,
         keeper: watch::Receiver<Option<Keeper>>,
-        progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+        progress: Arc<Mutex<CopyProgress<Assignment>>>,
     ) -> (Self, KeeperQueues) {
         let identity = supervisor.settings.identity.clone();
         let (stream, outgoing, queues) =
@@ -198,7 +206,7 @@ impl KeeperLink {
             Err(_) => return Some("it did not answer".into()),
         };
         info!(lease = %self.stream.part.lease, "worker {} keeps the snapshots of the lease, too", keeper.name);
-        for snapshot in self.stream.connected(keeper.id, kept) {
+        for snapshot in self.stream.connected(keeper.assignment, kept) {
             if self.stream.is_new(&snapshot)
                 && let Err(reason) = self.send_snapshot(&mut link, &snapshot).await
             {

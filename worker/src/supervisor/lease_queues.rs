@@ -8,7 +8,7 @@ use std::{
 };
 
 use tensord_proto::{
-    ids::{LeaseId, PartId, StoreId, WorkerId},
+    ids::{LeaseId, PartId, StoreId},
     v1::LeaseGranted,
 };
 use tensord_transport::handoff::Passed;
@@ -18,7 +18,7 @@ use super::{
     CONNECTION_QUEUE, TASK_QUEUE,
     activity::Activity,
     copy_progress::CopyProgress,
-    keeper_link::Keeper,
+    keeper_link::{Assignment, Keeper},
     kept_uploads::KeptSegment,
     restarts::Restarts,
     snapshots::{KeptBase, KeptSnapshot},
@@ -39,7 +39,7 @@ pub(super) struct RunningLease {
     pub(super) kill: watch::Sender<bool>,
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
-    pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+    pub(super) progress: Arc<Mutex<CopyProgress<Assignment>>>,
     pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
     /// Whether the lease has ended for good, and not only here: what the snapshot store has of it is
     /// deleted when its process has exited.
@@ -87,7 +87,7 @@ pub(super) struct LeaseQueues {
     pub(super) connections: mpsc::Receiver<Passed>,
     pub(super) kill: watch::Receiver<bool>,
     pub(super) keeper: watch::Receiver<Option<Keeper>>,
-    pub(super) progress: Arc<Mutex<CopyProgress<WorkerId>>>,
+    pub(super) progress: Arc<Mutex<CopyProgress<Assignment>>>,
     pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
     pub(super) report: Arc<Mutex<Report>>,
     /// Tasks left from the previous process, sent before those in `tasks`.
@@ -130,7 +130,7 @@ impl RunningLease {
             ..Report::default()
         };
         let report = Arc::new(Mutex::new(report));
-        let progress = Arc::<Mutex<CopyProgress<WorkerId>>>::default();
+        let progress = Arc::<Mutex<CopyProgress<Assignment>>>::default();
         let store_progress = Arc::<Mutex<CopyProgress<StoreId>>>::default();
         let tenant = granted.tenant.clone();
         let part = part_of(&granted);

@@ -59,7 +59,7 @@ pub struct SimulatedWorker {
     jobs: mpsc::Receiver<Job>,
     run: Option<SimulatedRun>,
     /// The snapshots that are to be handed over to other workers.
-    handovers: VecDeque<(PartId, u64, Keeper)>,
+    handovers: VecDeque<(PartId, Keeper)>,
 }
 
 /// Settings of a [`SimulatedWorker`].
@@ -191,8 +191,8 @@ impl SimulatedWorker {
     pub fn take_job(&mut self) {
         match self.jobs.try_recv() {
             Ok(Job::RunLease(lease, queues)) => self.run = Some(self.start_lease(lease, queues)),
-            Ok(Job::HandOver(part, number, keeper)) => {
-                self.handovers.push_back((part, number, *keeper));
+            Ok(Job::HandOver(part, keeper)) => {
+                self.handovers.push_back((part, *keeper));
             }
             // There is no store, and no device fails.
             Ok(Job::ListStored | Job::DropStored(_) | Job::Probe(_)) | Err(_) => {}

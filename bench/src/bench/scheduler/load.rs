@@ -15,9 +15,9 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 use tensord_scheduler::{
-    ClientEvent, Command, Demand, DeviceFingerprint, DeviceSpec, Durability, Endpoint, Engine,
-    Event, Options, Policy, Registration, StreamId, Suspender, TenantPolicy, Timestamp,
-    WorkerEvent,
+    AssignedKeeper, ClientEvent, Command, Demand, DeviceFingerprint, DeviceSpec, Durability,
+    Endpoint, Engine, Event, Options, Policy, Registration, StreamId, Suspender, TenantPolicy,
+    Timestamp, WorkerEvent,
 };
 
 /// Number of devices of each worker.
@@ -59,7 +59,7 @@ pub(super) struct Load {
     now: Timestamp,
     running: Vec<Running>,
     /// The keeper of each part of the leases on each worker.
-    keepers: HashMap<WorkerId, BTreeMap<PartId, WorkerId>>,
+    keepers: HashMap<WorkerId, BTreeMap<PartId, AssignedKeeper>>,
     /// The leases on each worker.
     leases: HashMap<WorkerId, BTreeMap<LeaseId, bool>>,
     /// The clients, by the number of requests that they may have yet.
@@ -261,7 +261,7 @@ impl Load {
         self.worker_event(worker, WorkerEvent::Heartbeat);
         let at_keepers = self.keepers.get(&worker).into_iter().flatten();
         let kept = WorkerEvent::SnapshotsKept {
-            at_keepers: at_keepers.map(|(part, keeper)| (*part, *keeper)).collect(),
+            at_keepers: at_keepers.map(|(_, keeper)| *keeper).collect(),
             refused: Vec::new(),
             handed_over: Vec::new(),
             here: self.leases.get(&worker).cloned().unwrap_or_default(),
@@ -334,10 +334,16 @@ impl Load {
                 part,
                 source,
                 keeper,
-                ..
+                assignment,
             } => {
                 let parts = self.keepers.entry(source.worker).or_default();
-                parts.insert(part, keeper.worker);
+                let worker = keeper.worker;
+                let keeper = AssignedKeeper {
+                    part,
+                    worker,
+                    assignment,
+                };
+                parts.insert(part, keeper);
                 Vec::new()
             }
             Command::EndLease { worker, lease, .. } => {

@@ -77,8 +77,8 @@ impl Driver {
                 part,
                 source,
                 keeper,
-                handover,
-            } => self.send_keeper(part, source, keeper, handover),
+                assignment,
+            } => self.send_keeper(part, source, keeper, assignment),
             Command::HoldSnapshots {
                 holder,
                 lease,

@@ -376,17 +376,17 @@ impl Driver {
         part: PartId,
         source: tensord_scheduler::Peer,
         keeper: tensord_scheduler::Peer,
-        handover: u64,
+        assignment: u64,
     ) -> Option<Event> {
         let lease = part.lease;
         debug!(%lease, "worker {} keeps the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
         let (to_source, to_keeper) = (source.worker, keeper.worker);
         // The keeper first, so that it knows the source when that connects. If it is cut off, the
         // engine issues the command again when it is back.
-        let keep = worker_commands::keep_snapshots(part, source);
+        let keep = worker_commands::keep_snapshots(part, source, assignment);
         let gone = self.send_to_worker(to_keeper, keep);
         gone.or_else(|| {
-            let send = worker_commands::send_snapshots(part, keeper, handover);
+            let send = worker_commands::send_snapshots(part, keeper, assignment);
             self.send_to_worker(to_source, send)
         })
     }

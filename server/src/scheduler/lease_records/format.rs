@@ -132,6 +132,8 @@ struct StoredKeeper {
     #[serde(default)]
     part: u32,
     keeper: u64,
+    #[serde(default)]
+    assignment: u64,
     requirement: StoredRequirement,
     is_kept: bool,
 }
@@ -166,6 +168,7 @@ impl From<&LeaseRecord> for StoredLease {
             source: it.source.0,
             part: it.part,
             keeper: it.keeper.0,
+            assignment: it.assignment,
             requirement: it.requirement.clone().into(),
             is_kept: it.is_kept,
         };
@@ -226,6 +229,7 @@ impl From<StoredLease> for LeaseRecord {
             source: WorkerId(it.source),
             part: it.part,
             keeper: WorkerId(it.keeper),
+            assignment: it.assignment,
             requirement: it.requirement.into(),
             is_kept: it.is_kept,
         };

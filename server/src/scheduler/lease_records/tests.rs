@@ -58,6 +58,7 @@ fn record(standing: RecordedStanding) -> LeaseRecord {
             source: WorkerId(1),
             part: 1,
             keeper: WorkerId(6),
+            assignment: (4 << 32) + 7,
             requirement: REQUIREMENT,
             is_kept: true,
         }],

@@ -70,7 +70,9 @@ async fn try_serve(
     let ours = version::hello();
     let protocol = version::negotiate(&ours, &offer.hello.unwrap_or_default())?;
     let certificate = link.certificate.as_ref().map(|shown| shown.fingerprint);
-    let Some(connection) = SourceConnection::allowed(&supervisor, part, certificate).await else {
+    let assignment = offer.assignment;
+    let connection = SourceConnection::allowed(&supervisor, part, certificate, assignment);
+    let Some(connection) = connection.await else {
         return Err(Error::new(
             ErrorCode::Lease,
             "the scheduler has not allowed this worker to send snapshots of the lease",
@@ -172,10 +174,11 @@ impl SourceConnection {
         supervisor: &Arc<Supervisor>,
         part: PartId,
         certificate: Option<Fingerprint>,
+        assignment: u64,
     ) -> Option<Self> {
         let until = Instant::now() + ALLOWANCE_TIMEOUT;
         loop {
-            let connection = Self::new(supervisor, part, certificate);
+            let connection = Self::new(supervisor, part, certificate, assignment);
             if connection.is_some() || Instant::now() > until {
                 return connection;
             }
@@ -183,14 +186,16 @@ impl SourceConnection {
         }
     }
 
-    /// Returns the connection of the worker with this certificate, if it may send snapshots of the part.
+    /// Returns the connection of the worker with this certificate, if it may send snapshots of the part under
+    /// this assignment.
     pub(in crate::supervisor) fn new(
         supervisor: &Arc<Supervisor>,
         part: PartId,
         certificate: Option<Fingerprint>,
+        assignment: u64,
     ) -> Option<Self> {
         let mut kept = lock(&supervisor.kept_for_others);
-        let source = kept.source(part, certificate)?;
+        let source = kept.source(part, certificate, assignment)?;
         source.connections += 1;
         let (number, name) = (source.number, source.name.clone());
         drop(kept);

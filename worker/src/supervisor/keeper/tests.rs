@@ -14,6 +14,8 @@ const LEASE: LeaseId = LeaseId(7);
 
 const PART: PartId = part(7, 0);
 
+const ASSIGNMENT: u64 = 5;
+
 const fn part(lease: u64, index: u32) -> PartId {
     let lease = LeaseId(lease);
     PartId { lease, index }
@@ -30,7 +32,7 @@ fn certificate(byte: u8) -> Fingerprint {
 
 fn allowed(now: Instant) -> KeptForOthers {
     let mut kept = KeptForOthers::new(BOUNDS);
-    kept.allow(now, PART, "w1".into(), certificate(1));
+    kept.allow(now, PART, "w1".into(), certificate(1), ASSIGNMENT);
     kept
 }
 
@@ -59,19 +61,49 @@ fn add(kept: &mut KeptForOthers, mark: u64) {
 #[test]
 fn only_the_named_worker_may_send_snapshots() {
     let mut kept = allowed(Instant::now());
-    assert!(kept.source(PART, Some(certificate(1))).is_some());
-    assert!(kept.source(PART, Some(certificate(2))).is_none());
-    assert!(kept.source(PART, None).is_none());
-    assert!(kept.source(part(8, 0), Some(certificate(1))).is_none());
+    assert!(
+        kept.source(PART, Some(certificate(1)), ASSIGNMENT)
+            .is_some()
+    );
+    assert!(
+        kept.source(PART, Some(certificate(2)), ASSIGNMENT)
+            .is_none()
+    );
+    assert!(kept.source(PART, None, ASSIGNMENT).is_none());
+    assert!(
+        kept.source(part(8, 0), Some(certificate(1)), ASSIGNMENT)
+            .is_none()
+    );
+}
+
+#[test]
+fn connection_of_an_earlier_assignment_counts_no_more() {
+    let now = Instant::now();
+    let mut kept = allowed(now);
+    let certificate = certificate(1);
+    let first = kept.source(PART, Some(certificate), ASSIGNMENT);
+    let first = first.unwrap().number;
+    // The scheduler sends the same again when this worker has joined again.
+    kept.allow(now, PART, "w1".into(), certificate, ASSIGNMENT);
+    assert!(kept.numbered_source(PART, first).is_some());
+    kept.add(PART, first, 0, info(1, 1), memory()).unwrap();
+    kept.allow(now, PART, "w1".into(), certificate, ASSIGNMENT + 1);
+    assert!(kept.numbered_source(PART, first).is_none());
+    assert!(kept.source(PART, Some(certificate), ASSIGNMENT).is_none());
+    assert!(
+        kept.source(PART, Some(certificate), ASSIGNMENT + 1)
+            .is_some()
+    );
+    assert_eq!(kept.snapshots_of(PART).len(), 1, "what is here stays");
 }
 
 #[test]
 fn each_worker_of_a_lease_ends_its_own_sessions() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    kept.allow(now, PART, "w2".into(), certificate(2));
+    kept.allow(now, PART, "w2".into(), certificate(2), ASSIGNMENT);
     let number = |kept: &mut KeptForOthers, byte| {
-        let source = kept.source(PART, Some(certificate(byte)));
+        let source = kept.source(PART, Some(certificate(byte)), ASSIGNMENT);
         source.unwrap().number
     };
     let [first, second] = [1, 2].map(|byte| number(&mut kept, byte));
@@ -98,7 +130,10 @@ fn lease_that_starts_here_takes_its_snapshots() {
     add(&mut kept, 1);
     assert_eq!(kept.take(PART).len(), 1);
     assert_eq!(kept.take(PART).len(), 0);
-    assert!(kept.source(PART, Some(certificate(1))).is_none());
+    assert!(
+        kept.source(PART, Some(certificate(1)), ASSIGNMENT)
+            .is_none()
+    );
 }
 
 #[test]
@@ -106,17 +141,20 @@ fn snapshots_without_a_connection_are_dropped_after_a_while() {
     let now = Instant::now();
     let mut kept = allowed(now);
     add(&mut kept, 1);
-    let source = kept.source(PART, Some(certificate(1))).unwrap();
+    let source = kept.source(PART, Some(certificate(1)), ASSIGNMENT).unwrap();
     source.connections = 1;
     kept.expire(now + 2 * ORPHAN_TIMEOUT);
     assert_eq!(kept.snapshots.of(PART).len(), 1);
-    let source = kept.source(PART, Some(certificate(1))).unwrap();
+    let source = kept.source(PART, Some(certificate(1)), ASSIGNMENT).unwrap();
     source.connections = 0;
     kept.expire(now + ORPHAN_TIMEOUT - Duration::from_millis(1));
     assert_eq!(kept.snapshots.of(PART).len(), 1);
     kept.expire(now + ORPHAN_TIMEOUT);
     assert_eq!(kept.snapshots.used_bytes(), 0);
-    assert!(kept.source(PART, Some(certificate(1))).is_some());
+    assert!(
+        kept.source(PART, Some(certificate(1)), ASSIGNMENT)
+            .is_some()
+    );
 }
 
 #[test]
@@ -146,7 +184,7 @@ fn snapshots_without_a_connection_give_way() {
     let mut kept = allowed(now);
     add(&mut kept, 1);
     let other = part(8, 0);
-    kept.allow(now, other, "w2".into(), certificate(2));
+    kept.allow(now, other, "w2".into(), certificate(2), ASSIGNMENT);
     let mut reserve = |now, size_bytes| {
         let reserved = kept.reserve(now, other, 2, SessionId(2), 0, size_bytes);
         (reserved.is_ok(), kept.snapshots.of(PART).len())
@@ -190,10 +228,14 @@ fn memory_is_taken_before_a_snapshot_is_received() {
 fn connection_of_an_earlier_source_counts_for_no_other() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    let number = |kept: &mut KeptForOthers| kept.source(PART, Some(certificate(1))).unwrap().number;
+    let number = |kept: &mut KeptForOthers| {
+        kept.source(PART, Some(certificate(1)), ASSIGNMENT)
+            .unwrap()
+            .number
+    };
     let first = number(&mut kept);
     kept.forget(LEASE);
-    kept.allow(now, PART, "w1".into(), certificate(1));
+    kept.allow(now, PART, "w1".into(), certificate(1), ASSIGNMENT);
     assert_ne!(number(&mut kept), first);
     assert!(kept.numbered_source(PART, first).is_none());
 }
@@ -203,16 +245,25 @@ fn snapshots_of_one_part_are_dropped_while_the_lease_is_held() {
     let now = Instant::now();
     let mut kept = allowed(now);
     let other = part(7, 1);
-    kept.allow(now, other, "w2".into(), certificate(2));
-    assert!(kept.source(other, Some(certificate(1))).is_none());
+    kept.allow(now, other, "w2".into(), certificate(2), ASSIGNMENT);
+    assert!(
+        kept.source(other, Some(certificate(1)), ASSIGNMENT)
+            .is_none()
+    );
     for (part, byte) in [(PART, 1), (other, 2)] {
-        let number = kept.source(part, Some(certificate(byte))).unwrap().number;
+        let number = kept
+            .source(part, Some(certificate(byte)), ASSIGNMENT)
+            .unwrap()
+            .number;
         let session = u64::from(byte);
         kept.add(part, number, 0, info(session, 1), memory())
             .unwrap();
     }
     kept.hold(LEASE);
-    assert!(kept.source(PART, Some(certificate(1))).is_none());
+    assert!(
+        kept.source(PART, Some(certificate(1)), ASSIGNMENT)
+            .is_none()
+    );
     kept.forget_part(other);
     assert_eq!(kept.held(), [LEASE]);
     let left = kept.take(PART);

@@ -4,14 +4,14 @@
 use std::{io, sync::Arc};
 
 use tensord_proto::{
-    ids::{PartId, SessionId, WorkerId},
+    ids::{PartId, SessionId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{SnapshotId, SnapshotStored, frame::Body},
 };
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{sent_snapshots::SentSnapshots, wire::frames};
+use super::{Assignment, sent_snapshots::SentSnapshots, wire::frames};
 use crate::{
     locks::lock,
     supervisor::{Supervisor, pending_marks::PendingMarks, snapshots::KeptSnapshot},
@@ -21,7 +21,7 @@ use crate::{
 pub(in crate::supervisor) struct SnapshotStream {
     supervisor: Arc<Supervisor>,
     pub(super) part: PartId,
-    pub(in crate::supervisor) marks: PendingMarks<WorkerId>,
+    pub(in crate::supervisor) marks: PendingMarks<Assignment>,
     /// Those of the present connection.
     sent: SentSnapshots,
     has_warned: bool,
@@ -32,7 +32,7 @@ impl SnapshotStream {
     pub(in crate::supervisor) fn new(
         supervisor: Arc<Supervisor>,
         part: PartId,
-        marks: PendingMarks<WorkerId>,
+        marks: PendingMarks<Assignment>,
     ) -> Self {
         Self {
             supervisor,
@@ -43,16 +43,16 @@ impl SnapshotStream {
         }
     }
 
-    /// Begins a connection to `keeper`, which has the snapshots `kept`. Returns all snapshots here; the
+    /// Begins a connection to a keeper, which has the snapshots `kept`. Returns all snapshots here; the
     /// caller sends those that are [new](Self::is_new) when it comes to them.
     pub(in crate::supervisor) fn connected(
         &mut self,
-        keeper: WorkerId,
+        assignment: Assignment,
         kept: Vec<SnapshotId>,
     ) -> Vec<KeptSnapshot> {
         self.sent = SentSnapshots::default();
         let present = lock(&self.supervisor.snapshots).of(self.part.lease);
-        self.marks.connected(keeper);
+        self.marks.connected(assignment);
         for id in kept {
             // A keeper may send anything.
             let is_of_session = |it: &&KeptSnapshot| it.info.session_id == id.session_id;

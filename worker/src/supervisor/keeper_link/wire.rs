@@ -51,6 +51,7 @@ pub(in crate::supervisor) async fn connect(
         hello: Some(version::hello()),
         lease_id: part.lease.0,
         part: part.index,
+        assignment: keeper.assignment.number,
     };
     send(&mut link, Body::OfferSnapshots(offer)).await?;
     let answer = link.receiver.recv().await.map_err(|e| e.to_string())?;

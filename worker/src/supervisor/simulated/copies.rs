@@ -116,7 +116,11 @@ impl SimulatedWorker {
     /// Returns the id of the worker to which the process's snapshots are to be copied, if there is one.
     pub fn keeper(&self) -> Option<u64> {
         let copying = &self.run.as_ref()?.copying;
-        copying.keeper.borrow().as_ref().map(|keeper| keeper.id.0)
+        copying
+            .keeper
+            .borrow()
+            .as_ref()
+            .map(|keeper| keeper.assignment.keeper.0)
     }
 
     /// Connects to the keeper, unless there is a connection. The keeper may refuse that.
@@ -128,23 +132,25 @@ impl SimulatedWorker {
         let copying = &mut run.copying;
         copying.follow_keeper(now.into());
         let wanted = copying.keeper.borrow().clone();
-        let wanted = wanted.filter(|wanted| wanted.id.0 == keeper.settings.worker_id);
+        let wanted =
+            wanted.filter(|wanted| wanted.assignment.keeper.0 == keeper.settings.worker_id);
         let (Some(wanted), None) = (wanted, &copying.connection) else {
             return;
         };
-        let end = SourceConnection::new(&keeper.supervisor, copying.part, Some(certificate));
+        let assignment = wanted.assignment;
+        let (keeper, number) = (&keeper.supervisor, assignment.number);
+        let end = SourceConnection::new(keeper, copying.part, Some(certificate), number);
         let Some(end) = end else {
             return;
         };
         let kept = end.kept();
-        let keeper_id = wanted.id;
         copying.connection = Some(KeeperConnection {
             keeper: wanted,
             end,
             snapshots: VecDeque::new(),
             replies: VecDeque::new(),
         });
-        for snapshot in copying.stream.connected(keeper_id, kept) {
+        for snapshot in copying.stream.connected(assignment, kept) {
             if copying.stream.is_new(&snapshot) {
                 copying.send(&snapshot);
             }
@@ -216,7 +222,7 @@ impl SimulatedWorker {
             return false;
         };
         let connection = run.copying.connection.as_ref();
-        let is_there = connection.is_some_and(|it| it.keeper.id.0 == keeper);
+        let is_there = connection.is_some_and(|it| it.keeper.assignment.keeper.0 == keeper);
         if is_there {
             run.copying.disconnect(now.into());
         }
@@ -233,31 +239,41 @@ impl SimulatedWorker {
 
     /// Returns the worker to which the next snapshots are to be handed over.
     pub fn handover_to(&self) -> Option<u64> {
-        self.handovers.front().map(|(.., keeper)| keeper.id.0)
+        self.handovers
+            .front()
+            .map(|(.., keeper)| keeper.assignment.keeper.0)
     }
 
     /// Hands snapshots over, all at once; or fails to do so, if the keeper is `None`.
     pub fn hand_over(&mut self, keeper: Option<&Self>) {
-        let Some((part, number, _)) = self.handovers.pop_front() else {
+        let Some((part, Keeper { assignment, .. })) = self.handovers.pop_front() else {
             return;
         };
-        if !lock(&self.supervisor.handovers).is_latest(part, number) {
+        if !lock(&self.supervisor.handovers).is_latest(part, assignment) {
             return;
         }
         let snapshots = lock(&self.supervisor.kept_for_others).snapshots_of(part);
         let state = match keeper {
             _ if snapshots.is_empty() => HandoverState::Missing,
-            Some(keeper) if self.send_all(part, keeper, &snapshots) => HandoverState::Done,
+            Some(keeper) if self.send_all(part, assignment.number, keeper, &snapshots) => {
+                HandoverState::Done
+            }
             _ => HandoverState::Failed,
         };
-        self.supervisor.finish_handover(part, number, state);
+        self.supervisor.finish_handover(part, assignment, state);
     }
 
     /// Sends a keeper the snapshots of a part that it lacks. Returns whether it has all then.
-    fn send_all(&self, part: PartId, keeper: &Self, snapshots: &[KeptSnapshot]) -> bool {
+    fn send_all(
+        &self,
+        part: PartId,
+        assignment: u64,
+        keeper: &Self,
+        snapshots: &[KeptSnapshot],
+    ) -> bool {
         let certificate = self.supervisor.settings.identity.fingerprint();
         let keeper: &Arc<_> = &keeper.supervisor;
-        let Some(end) = SourceConnection::new(keeper, part, Some(certificate)) else {
+        let Some(end) = SourceConnection::new(keeper, part, Some(certificate), assignment) else {
             return false;
         };
         let mut kept = end.kept();
