@@ -37,6 +37,17 @@ impl World {
             drained,
             last_beat: now,
         };
+        let last_devices = std::mem::replace(&mut worker.last_devices, devices.clone());
+        if self.leases.is_none() && !last_devices.is_empty() && last_devices != devices {
+            let id = WorkerId(worker.id);
+            let tokens = self
+                .clients
+                .iter_mut()
+                .flat_map(|it| it.tokens.values_mut());
+            for token in tokens {
+                token.has_changed |= token.lease_devices.iter().any(|it| it.worker == id);
+            }
+        }
         worker.known = Some(known);
         worker.not_lost_before = 0;
         worker.idle.clear();

@@ -23,7 +23,8 @@ impl World {
         let token = &self.clients[client].tokens[&lease];
         assert!(token.durability.is_durable() && token.lease_devices.len() == devices.len());
         for (leased, own) in devices.iter().zip(&token.granted) {
-            assert!(can_replace(token.durability, own, &leased.device));
+            let is_replaced = can_replace(token.durability, own, &leased.device);
+            assert!(is_replaced || token.has_changed);
             assert!(memory_of(leased) >= token.memory_bytes);
         }
         if epoch == token.epoch {
@@ -289,10 +290,7 @@ impl World {
             let part = &lease.parts[keeper.part as usize];
             let drains = known(source).is_some_and(KnownWorker::is_draining);
             let stays = known(&keeper.worker).is_some_and(|it| !it.is_draining());
-            // The handover need not begin anew if the stream breaks for a moment, although the devices cannot
-            // be held back meanwhile.
-            let is_away_briefly = known(&keeper.worker)
-                .is_some_and(|it| !it.connected && self.now - it.last_beat < 2_000);
+            let is_away_briefly = self.is_away_briefly(keeper.worker);
             // One that waits for a request of its tenant may get its snapshots where it could go on after that.
             let is_early = self.is_over_limit_with_requests(lease);
             let is_destination = destinations.contains(&keeper.worker) || is_early;
@@ -365,6 +363,10 @@ impl World {
             workers.filter(fits).collect()
         });
         let candidates: Vec<Vec<_>> = candidates.collect();
+        let mut receivers = lease.keepers.values();
+        if receivers.any(|keeper| self.is_away_briefly(keeper.worker)) {
+            return workers;
+        }
         if self.is_over_limit(lease) {
             // Its tenant may have got more since they were held back.
             let is_now = self.granted.is_empty();
@@ -462,6 +464,13 @@ impl World {
             let is_free = free.contains(&device_ref) && (has_snapshots || is_resumed);
             assert!(is_free || is_beside_spot);
         }
+    }
+
+    /// Returns whether a worker has no stream since a moment. A handover to it need not begin anew, although
+    /// its devices cannot be held back meanwhile.
+    fn is_away_briefly(&self, worker: WorkerId) -> bool {
+        let known = self.workers[worker.0 as usize].known.as_ref();
+        known.is_some_and(|it| !it.connected && self.now - it.last_beat < 2_000)
     }
 
     /// Returns the devices that are held back for a lease, or of which shares are.

@@ -1,5 +1,6 @@
 //! Sequences of events that the property tests have found, each with what it once broke.
 
+use super::actions::KeptRecords;
 use super::property::{Op, check_any, request};
 use super::*;
 
@@ -157,5 +158,92 @@ fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
         request(0, 1, "vulkan", Some(250)),
         wait(),
         Op::Release { client: 1, nth: 20 },
+    ]);
+}
+
+/// After a restart of the scheduler, a worker joins with other devices than a lease has got there, and leaves.
+#[test]
+fn worker_joins_another_scheduler_with_other_devices() {
+    let restart = |sessions_closed| Op::Restart {
+        sessions_closed,
+        kept: KeptRecords::All,
+    };
+    let attach = |client| Op::Attach {
+        client,
+        give_up: 0,
+        outdated: 0,
+    };
+    let join = |worker, changed| Op::Join { worker, changed };
+    let any = |devices, durability| Demand {
+        durability,
+        ..demand_of(devices, None)
+    };
+    check_any(vec![
+        restart(false),
+        attach(2),
+        attach(1),
+        join(1, false),
+        request(1, any(2, Durability::Off)),
+        join(2, false),
+        request(1, any(5, Durability::Continue)),
+        request(2, any(1, Durability::Continue)),
+        join(3, true),
+        restart(true),
+        join(3, false),
+        attach(2),
+        join(0, false),
+        Op::WorkerLeft { worker: 3 },
+    ]);
+}
+
+/// At the end, the worker that gets the snapshots of a lease that waits has no stream for a moment, and others have
+/// free devices.
+#[test]
+fn handover_goes_on_although_others_have_free_devices() {
+    let request = |devices, kind| {
+        let demand = Demand {
+            durability: Durability::Auto,
+            ..demand_of(devices, kind)
+        };
+        request(0, demand)
+    };
+    let finish = |worker| Op::Finish {
+        worker,
+        devices: u32::MAX,
+    };
+    let wait = || Op::Wait { millis: 5000 };
+    check_any(vec![
+        Op::SetPolicy { which: 1 },
+        Op::Attach {
+            client: 2,
+            give_up: 0,
+            outdated: 0,
+        },
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(1, Some("vulkan")),
+        wait(),
+        Op::AllKept,
+        request(4, Some("vulkan")),
+        request(3, None),
+        request(4, None),
+        Op::AllReportIdle,
+        Op::ResumeLease {
+            nth: 63,
+            by: Suspender::Administrator,
+        },
+        finish(0),
+        request(2, None),
+        wait(),
+        request(1, None),
+        Op::AllKept,
+        finish(2),
+        Op::Join {
+            worker: 0,
+            changed: false,
+        },
+        finish(0),
     ]);
 }

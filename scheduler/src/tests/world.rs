@@ -84,6 +84,8 @@ pub(super) struct SimWorker {
     pub(super) idle: BTreeMap<LeaseId, u64>,
     /// The engine's expected view of it; `None` before it joined and after it was lost.
     pub(super) known: Option<KnownWorker>,
+    /// The devices with which it joined last.
+    pub(super) last_devices: Vec<DeviceSpec>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -130,6 +132,9 @@ pub(super) struct SimToken {
     pub(super) memory_bytes: u64,
     /// The devices that were granted.
     pub(super) granted: Vec<DeviceSpec>,
+    /// Whether a worker of these has joined another scheduler with other devices, which takes these for the
+    /// ones that were granted. A worker that keeps the rules does not do that.
+    pub(super) has_changed: bool,
 }
 
 #[derive(Clone)]
@@ -241,6 +246,7 @@ impl World {
             worked: BTreeMap::new(),
             idle: BTreeMap::new(),
             known: None,
+            last_devices: Vec::new(),
         };
         let client = |id| SimClient {
             id,
@@ -592,6 +598,7 @@ impl World {
             epoch: 0,
             memory_bytes,
             granted: specs,
+            has_changed: false,
         };
         self.clients[client].tokens.insert(lease, token);
     }
