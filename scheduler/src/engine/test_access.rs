@@ -6,6 +6,7 @@ use tensord_proto::ids::LeaseId;
 use tensord_proto::share::DeviceShare;
 
 use super::Engine;
+use crate::device::Requirement;
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::leases::Leases;
@@ -46,6 +47,12 @@ impl Engine {
                 assert_eq!(chosen, keeper, "keeper of {id} at {source}");
             }
         }
+    }
+
+    /// Returns what devices must be like for leases to go on that wait and come before requests for which spot leases
+    /// make room.
+    pub(crate) fn needed_before_spot(&self) -> Vec<Requirement> {
+        self.needed_by(|_, lease| !lease.is_spot)
     }
 
     /// Returns what is held back of devices, each with the leases that wait for more.

@@ -241,7 +241,8 @@ impl World {
                 let is_own = classes.iter().any(|class| class.is_of(device));
                 is_own && self.is_allowed(waiting, device, true)
             };
-            self.check_too_few(waiting, fits, |id, sim| {
+            let needed = self.engine.needed_by_leases();
+            self.check_too_few(waiting, &needed, fits, |id, sim| {
                 let known = self.engine.leases().get(id);
                 let is_for = known.is_some_and(|it| it.passed.contains(&lease) || it.is_spot);
                 is_for && self.is_suspendable(id, sim)

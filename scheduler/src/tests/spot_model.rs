@@ -171,7 +171,10 @@ impl World {
             let device = self.device(*device_ref);
             meets_demand(device, &first.demand) && self.is_allowed(first, device, true)
         };
-        self.check_too_few(first, fits, |id, lease| self.is_spot_due(id, lease));
+        let needed = self.engine.needed_before_spot();
+        self.check_too_few(first, &needed, fits, |id, lease| {
+            self.is_spot_due(id, lease)
+        });
     }
 
     /// The first request does not wait because of its tenant's limit if enough devices are free for it, the limit would

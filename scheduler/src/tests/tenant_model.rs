@@ -7,7 +7,7 @@ use super::share_model::{counted, needs_of};
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
-use crate::device::Share;
+use crate::device::{Requirement, Share};
 use crate::lease::{Lease, Standing};
 
 /// The devices for a request that waits.
@@ -473,13 +473,14 @@ impl World {
         };
         let tenant = tenant_of(first.client);
         let is_other = |lease: &SimLease| tenant_of(lease.client) != tenant || lease.is_spot;
-        self.check_too_few(first, fits, |id, lease| {
+        let needed = self.engine.needed_by_leases();
+        self.check_too_few(first, &needed, fits, |id, lease| {
             is_other(lease) && self.is_suspendable(id, lease)
         });
         // Leases end only if those that go on are not enough, though later.
         let Enough {
             coming, devices, ..
-        } = self.enough(first, fits, |id, lease| {
+        } = self.enough(first, &needed, fits, |id, lease| {
             let goes_on = self
                 .engine
                 .check_suspend(id, Suspender::Administrator)
@@ -487,7 +488,7 @@ impl World {
             is_other(lease) && (goes_on || lease.is_spot) && self.could_make_room(id, lease)
         });
         if coming + devices < first.demand.devices as usize {
-            self.check_too_few(first, fits, |id, lease| {
+            self.check_too_few(first, &needed, fits, |id, lease| {
                 let may_end = self.may_end_now(id, lease) && self.is_borrowed(id);
                 is_other(lease) && (may_end || self.is_suspendable(id, lease))
             });
@@ -570,10 +571,11 @@ impl World {
     }
 
     /// A request that waits has enough devices to come, of those that fit it, or would have too few with those of
-    /// all leases that make room for it.
+    /// all leases that make room for it. Leases that come before it wait for devices that are `needed`.
     pub(super) fn check_too_few(
         &self,
         waiting: &SimRequest,
+        needed: &[Requirement],
         fits: impl Fn(&DeviceRef) -> bool,
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
     ) {
@@ -581,7 +583,7 @@ impl World {
             coming,
             certain,
             devices,
-        } = self.enough(waiting, fits, makes_room);
+        } = self.enough(waiting, needed, fits, makes_room);
         let wanted = waiting.demand.devices as usize;
         assert!(
             coming >= wanted || devices + certain < wanted,
@@ -595,6 +597,7 @@ impl World {
     fn enough(
         &self,
         waiting: &SimRequest,
+        needed: &[Requirement],
         fits: impl Fn(&DeviceRef) -> bool,
         makes_room: impl Fn(LeaseId, &SimLease) -> bool,
     ) -> Enough {
@@ -618,8 +621,7 @@ impl World {
             |it| self.has_only(it, &leases) && self.is_held_for_none_but(waiting.lease, it);
         let devices = devices.filter(|it| has_only(**it) || with_room.contains(*it));
         let devices = devices.collect::<BTreeSet<_>>().into_iter();
-        // Leases that come before requests would get these.
-        let needed = self.engine.needed_by_leases();
+        // Leases that come before would get these.
         let is_needed = |it: &DeviceRef| needed.iter().any(|one| one.accepts(self.device(*it)));
         let devices = devices.filter(|it| self.is_usable(**it) && fits(it) && !is_needed(it));
         // If spot leases make room for leases, these take what is coming, too.

@@ -381,6 +381,34 @@ fn a_request_has_its_reservation_before_spot_leases_make_room() {
     check_any(ops.into());
 }
 
+/// A lease that was suspended for a request of another tenant waits for the devices that this one has released, and
+/// comes before a request for which a spot lease would have to make room.
+#[test]
+fn a_reclaimed_lease_comes_before_a_request_that_needs_devices_of_spot_leases() {
+    let start = [
+        Op::SetPolicy { which: 2 },
+        attach_client_2(),
+        request(0, 1, "vulkan").op(),
+        request(0, 1, "flex").op(),
+        request(0, 1, "flex").op(),
+        request(0, 2, "flex").op(),
+        request(0, 1, "flex").spot(),
+    ];
+    let reclaims = [request(2, 2, "flex").op()];
+    let released = [
+        Op::Release { client: 2, nth: 17 },
+        request(0, 3, "flex").op(),
+    ];
+    let ops = start
+        .into_iter()
+        .chain((0..4).flat_map(|_| rest()))
+        .chain(reclaims)
+        .chain((0..3).flat_map(|_| rest()))
+        .chain(released)
+        .chain(rest());
+    check_any(ops.collect());
+}
+
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
 type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
 
