@@ -272,7 +272,16 @@ impl Simulation<'_> {
         if self.faults.moves == 0 {
             return;
         }
+        // A lease is lost that is suspended or moved before the scheduler knows that its worker is gone: other
+        // workers drop what they have of it.
+        let places = self.places();
+        let is_up = |place: &u64| {
+            let mut nodes = self.nodes.iter();
+            nodes.any(|node| node.id == *place && node.worker.is_some())
+        };
+        let are_up = places.iter().all(is_up);
         let is_done = match self.rng.random_range(0..3) {
+            0 if !are_up => false,
             0 => self.scheduler.suspend(self.now),
             1 => self.scheduler.move_lease(self.now),
             _ => self.drain(at),
