@@ -6,9 +6,11 @@
 //! a real process; how a connection finds its session, and what follows from the worker's replies to
 //! snapshots, is written here again.
 
+mod held_snapshot;
+
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,17 +18,14 @@ use burn_flex::{Flex, FlexDevice};
 use bytes::Bytes;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
-    v1::{self, Error, ErrorCode, Join, Joined, LeaseClaims, LeaseGranted, Mark, Open, Opened},
+    v1::{self, Error, ErrorCode, Join, Joined, LeaseClaims, LeaseGranted, Open, Opened},
     version,
 };
 use tensord_transport::channel::{Connection, Next};
 use tokio::{runtime::Runtime, task::yield_now};
 
-use super::{
-    DeviceContext, Grant, KeptCallback, Session, SessionBegin, SnapshotKeeper, Track,
-    sealed_snapshot::{SnapshotKey, sealed_size},
-    snapshot::Snapshot,
-};
+use self::held_snapshot::HeldSnapshot;
+use super::{DeviceContext, Grant, Session, SessionBegin, Track, sealed_snapshot::SnapshotKey};
 use crate::{
     admission::{Admission, AdmissionError, Claim, Lanes},
     backend::BurnDevice,
@@ -34,9 +33,8 @@ use crate::{
     collective::{Cohort, CollectiveSettings, LeaseMembers, SimulatedLinkEnd, join_requests},
     custom::CustomOps,
     executor::{RunQueue, TimeSliceEnd, TimeSliced},
-    lease_process::snapshots::{LeftSnapshots, SealedFiles, copy},
+    lease_process::snapshots::{LeftSnapshots, SealedFiles},
     lease_tokens::LeaseTokens,
-    locks::lock,
     memory::DeviceMemory,
     op_progress::Signals,
     process_message::{End, Report, SnapshotInfo, SnapshotKept},
@@ -80,52 +78,6 @@ struct SimulatedDevice {
     session: Option<Arc<Session>>,
     /// The latest connection of each track.
     connections: [Option<Connection>; 2],
-}
-
-/// The snapshot of a session that a process is keeping, if any.
-#[derive(Default)]
-struct HeldSnapshot(Mutex<Option<Keeping>>);
-
-/// How far a snapshot has got.
-enum Keeping {
-    /// The worker does not have it.
-    Captured(SnapshotInfo, Box<Snapshot>, SnapshotKey, KeptCallback),
-    /// The worker is to reply to it.
-    Sent(u64, KeptCallback),
-}
-
-impl SnapshotKeeper for HeldSnapshot {
-    fn copy_limit(&self, _: SessionId, _: Mark) -> Result<u64, String> {
-        Ok(u64::MAX)
-    }
-
-    fn keep(
-        self: Arc<Self>,
-        session: SessionId,
-        mark: Mark,
-        snapshot: Box<Snapshot>,
-        key: SnapshotKey,
-        kept: KeptCallback,
-    ) {
-        let mut held = lock(&self.0);
-        if held.is_some() {
-            drop(held);
-            let reason = "the previous snapshot is still being kept";
-            return kept(Duration::ZERO, Err(reason.into()));
-        }
-        let size_bytes = sealed_size(snapshot.size_bytes());
-        let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
-        *held = Some(Keeping::Captured(info, snapshot, key, kept));
-    }
-
-    fn forget(self: Arc<Self>, _: SessionId) {
-        // The programs keep their sessions until the end of their lease, which drops the snapshots.
-    }
-
-    fn min_base_bytes(&self) -> u64 {
-        // The programs are small.
-        64
-    }
 }
 
 /// What a simulated process needs of its worker.
@@ -331,18 +283,7 @@ impl SimulatedProcess {
     ///
     /// If the system has no memory.
     pub(crate) fn copy_snapshot(&mut self, at: u32) -> Option<(SnapshotInfo, SealedFiles)> {
-        let mut held = lock(&self.devices.get(&at)?.keeper.0);
-        match held.take()? {
-            Keeping::Captured(info, snapshot, key, kept) => {
-                let copied = copy(&snapshot, &key, info).expect("there is memory");
-                *held = Some(Keeping::Sent(info.mark, kept));
-                Some((info, copied))
-            }
-            sent => {
-                *held = Some(sent);
-                None
-            }
-        }
+        self.devices.get(&at)?.keeper.copy()
     }
 
     /// Processes the worker's reply to a snapshot.
@@ -359,20 +300,11 @@ impl SimulatedProcess {
         let Some(device) = self.devices.values().find(is_its) else {
             return;
         };
-        let mut held = lock(&device.keeper.0);
-        match held.take() {
-            // As in a real process, in which a snapshot that is still being copied counts, too.
-            Some(
-                Keeping::Captured(SnapshotInfo { mark, .. }, _, _, kept)
-                | Keeping::Sent(mark, kept),
-            ) if mark == reply.mark => {
-                drop(held);
-                if result.is_ok() {
-                    self.left.forget(session);
-                }
-                kept(Duration::ZERO, result);
+        if let Some(kept) = device.keeper.kept(reply.mark) {
+            if result.is_ok() {
+                self.left.forget(session);
             }
-            other => *held = other,
+            kept(Duration::ZERO, result);
         }
     }
 

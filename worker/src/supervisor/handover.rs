@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use tensord_proto::{
     ids::{LeaseId, PartId},
     text::{MESSAGE_CHARS, sanitize},
-    v1::{KeptLease, SnapshotId},
+    v1::KeptLease,
 };
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -168,14 +168,7 @@ impl Supervisor {
             if kept.contains(&id) {
                 continue;
             }
-            // The keeper has it with the one that it does not drop for this one, if it has that.
-            let shares_base = |it: &SnapshotId| {
-                it.session_id == id.session_id
-                    && it.base_id == id.base_id
-                    && it.mark >= snapshot.info.committed
-            };
-            let has_base = kept.iter().any(shares_base);
-            for body in frames(snapshot, has_base) {
+            for body in frames(snapshot, snapshot.has_base_among(&kept)) {
                 send(&mut link, body.map_err(|e| e.to_string())?).await?;
             }
             let reply = timeout(STORE_DEADLINE, link.receiver.recv()).await;

@@ -80,6 +80,17 @@ impl KeptSnapshot {
             base_id: self.info.base_id,
         }
     }
+
+    /// Returns whether a keeper that has these snapshots of the lease has the base of this one, with one that it
+    /// does not drop for this one.
+    pub(super) fn has_base_among(&self, kept: &[SnapshotId]) -> bool {
+        let info = &self.info;
+        kept.iter().any(|it| {
+            it.session_id == info.session_id
+                && it.base_id == info.base_id
+                && it.mark >= info.committed
+        })
+    }
 }
 
 /// Returns what rises with each snapshot of a session.

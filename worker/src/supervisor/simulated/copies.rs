@@ -9,7 +9,7 @@ use std::{
 
 use tensord_proto::{
     ids::PartId,
-    v1::{SnapshotId, SnapshotStored, SnapshotsEnded, frame::Body},
+    v1::{SnapshotStored, SnapshotsEnded, frame::Body},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -277,16 +277,13 @@ impl SimulatedWorker {
             return false;
         };
         let mut kept = end.kept();
-        for snapshot in snapshots.iter().filter(|it| !end.kept().contains(&it.id())) {
+        for snapshot in snapshots {
             let id = snapshot.id();
-            let shares_base = |it: &SnapshotId| {
-                it.session_id == id.session_id
-                    && it.base_id == id.base_id
-                    && it.mark >= snapshot.info.committed
-            };
-            let has_base = kept.iter().any(shares_base);
+            if kept.contains(&id) {
+                continue;
+            }
             let mut receiving = None;
-            for body in frames(snapshot, has_base) {
+            for body in frames(snapshot, snapshot.has_base_among(&kept)) {
                 let body = body.expect("the snapshot can be read");
                 match end.on_frame(body, &mut receiving) {
                     Ok(Some(reply)) if !reply.error.is_empty() => return false,
