@@ -98,10 +98,18 @@ impl KeptForOthers {
         let key = (part, certificate.0);
         let known = self.sources.get(&key);
         let is_known = known.is_some_and(|it| it.may_send && it.assignment == assignment);
-        if is_known || self.sources.len() >= MAX_SOURCES {
+        let is_full = known.is_none() && self.sources.len() >= MAX_SOURCES;
+        if is_known || is_full {
             return;
         }
+        let before = known.map(|known| known.number);
         self.allowed += 1;
+        // What the worker has sent under an earlier number is its own.
+        let all = (part, SessionId(0))..=(part, SessionId(u64::MAX));
+        let senders = self.senders.range_mut(all).map(|(_, sender)| sender);
+        for sender in senders.filter(|sender| Some(**sender) == before) {
+            *sender = self.allowed;
+        }
         let source = Source {
             number: self.allowed,
             assignment,

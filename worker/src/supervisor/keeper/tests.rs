@@ -95,6 +95,10 @@ fn connection_of_an_earlier_assignment_counts_no_more() {
             .is_some()
     );
     assert_eq!(kept.snapshots_of(PART).len(), 1, "what is here stays");
+    let second = kept.source(PART, Some(certificate), ASSIGNMENT + 1);
+    let second = second.unwrap().number;
+    kept.end_session(PART, SessionId(1), second);
+    assert!(kept.snapshots_of(PART).is_empty(), "the worker has sent it");
 }
 
 #[test]
