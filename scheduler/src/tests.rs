@@ -134,8 +134,8 @@ fn without_numbers(mut commands: Vec<Command>) -> Vec<Command> {
     commands
 }
 
-/// Gives reports of keepers the numbers of their assignments. A keeper other than the present one was assigned
-/// earlier, and so is one with a number.
+/// Gives reports of the present keepers the numbers of their assignments. A report that has a number gets another
+/// one: it is of another assignment.
 fn with_assignments(engine: &Engine, mut event: Event) -> Event {
     if let Event::Worker {
         worker,

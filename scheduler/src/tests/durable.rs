@@ -282,10 +282,10 @@ fn keeper_that_refuses_a_snapshot_gives_way_to_another() {
     check(kept_by_worker_2().into_iter().chain(refusals));
 }
 
-/// The keeper has given way to another one, and is the keeper again. The worker's report is from before.
+/// As if the keeper had given way to another one, and were the keeper again.
 #[test]
-fn report_of_an_earlier_assignment_does_not_count() {
-    let earlier = WorkerEvent::SnapshotsKept {
+fn report_of_another_assignment_does_not_count() {
+    let of_another = WorkerEvent::SnapshotsKept {
         at_keepers: vec![AssignedKeeper {
             assignment: 1,
             ..assigned(10, 0, 2)
@@ -297,7 +297,7 @@ fn report_of_an_earlier_assignment_does_not_count() {
     };
     let move_lease = || Event::MoveLease { lease: LeaseId(10) };
     let reports = [
-        (3, worker(1, earlier), vec![]),
+        (3, worker(1, of_another), vec![]),
         (4, move_lease(), vec![]),
         (5, kept(1, &[(10, 2)]), vec![]),
         (

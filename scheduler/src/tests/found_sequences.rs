@@ -1,7 +1,7 @@
 //! Sequences of events that the property tests have found, each with what it once broke.
 
 use super::actions::KeptRecords;
-use super::property::{Op, check_any, request};
+use super::property::{Op, check_any, request, with_policy};
 use super::*;
 
 /// The sessions of a lease in a store may use what the devices had when their worker joined last.
@@ -36,15 +36,8 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
 fn worker_is_lost_while_its_keeper_is_replaced() {
     let request = |client, devices, kind: Option<&str>, durability| {
         let demand = Demand {
-            devices,
-            kind: kind.map(str::to_owned),
-            memory_bytes: 0,
             durability,
-            recover_within: None,
-            max_duration: None,
-            is_spot: false,
-            may_end: false,
-            share_permille: None,
+            ..demand_of(devices, kind)
         };
         request(client, demand)
     };
@@ -123,7 +116,7 @@ fn both_workers_of_a_lease_are_lost_at_once() {
 /// left: the request counts on a lease there that makes room. The snapshots go on being handed over.
 #[test]
 fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
-    let request = |client, devices, kind: &str, share_permille| {
+    let durable = |client, devices, kind: &str, share_permille| {
         let demand = Demand {
             share_permille,
             durability: Durability::Auto,
@@ -136,29 +129,24 @@ fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
         ..demand_of(1, Some("vulkan"))
     };
     let wait = || Op::Wait { millis: 10_000 };
-    check_any(vec![
-        Op::SetPolicy { which: 1 },
-        Op::Attach {
-            client: 2,
-            give_up: 0,
-            outdated: 0,
-        },
-        request(0, 3, "flex", None),
-        super::property::request(0, not_durable),
-        request(2, 1, "vulkan", Some(1)),
-        request(0, 2, "vulkan", None),
-        request(1, 1, "vulkan", Some(500)),
-        request(1, 1, "vulkan", Some(250)),
+    let ops = [
+        durable(0, 3, "flex", None),
+        request(0, not_durable),
+        durable(2, 1, "vulkan", Some(1)),
+        durable(0, 2, "vulkan", None),
+        durable(1, 1, "vulkan", Some(500)),
+        durable(1, 1, "vulkan", Some(250)),
         Op::AllKept,
-        request(0, 1, "flex", None),
+        durable(0, 1, "flex", None),
         Op::WorkerDisconnected { worker: 0 },
-        request(1, 1, "flex", None),
+        durable(1, 1, "flex", None),
         wait(),
         wait(),
-        request(0, 1, "vulkan", Some(250)),
+        durable(0, 1, "vulkan", Some(250)),
         wait(),
         Op::Release { client: 1, nth: 20 },
-    ]);
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
 }
 
 /// After a restart of the scheduler, a worker joins with other devices than a lease has got there, and leaves.
@@ -212,13 +200,7 @@ fn handover_goes_on_although_others_have_free_devices() {
         devices: u32::MAX,
     };
     let wait = || Op::Wait { millis: 5000 };
-    check_any(vec![
-        Op::SetPolicy { which: 1 },
-        Op::Attach {
-            client: 2,
-            give_up: 0,
-            outdated: 0,
-        },
+    let ops = [
         Op::Join {
             worker: 3,
             changed: false,
@@ -245,5 +227,6 @@ fn handover_goes_on_although_others_have_free_devices() {
             changed: false,
         },
         finish(0),
-    ]);
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
 }

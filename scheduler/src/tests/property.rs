@@ -492,6 +492,19 @@ pub(super) fn check_any(ops: Vec<Op>) {
     world.check_nothing_left();
 }
 
+/// Returns what a sequence begins with in which tenants have a policy: client 2 is of another tenant than the others.
+pub(super) fn with_policy(which: usize) -> [Op; 2] {
+    [Op::SetPolicy { which }, attach_client_2()]
+}
+
+pub(super) fn attach_client_2() -> Op {
+    Op::Attach {
+        client: 2,
+        give_up: 0,
+        outdated: 0,
+    }
+}
+
 /// Returns a request with the usual priority.
 pub(super) fn request(client: usize, demand: Demand) -> Op {
     Op::Request {
@@ -513,14 +526,14 @@ proptest! {
     /// The same while tenants have devices beyond their guarantees, and others need these.
     #[test]
     fn any_events_with_reclaims(ops in vec(reclaiming_op(), 1..80), which in 1..POLICIES) {
-        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        let start = with_policy(which);
         check_any(start.into_iter().chain(ops).collect());
     }
 
     /// The same while leases are idle, and others need their devices.
     #[test]
     fn any_events_with_idle_leases(ops in vec(idle_op(), 1..80), which in 0..POLICIES) {
-        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        let start = with_policy(which);
         check_any(start.into_iter().chain(ops).collect());
     }
 

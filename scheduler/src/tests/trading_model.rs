@@ -19,7 +19,9 @@ use std::collections::BTreeSet;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::property::{CLIENTS, Op, POLICIES, WORKERS, check_any, share, spot};
+use super::property::{
+    CLIENTS, Op, POLICIES, WORKERS, attach_client_2, check_any, share, spot, with_policy,
+};
 use super::world::World;
 use super::*;
 use crate::lease::Standing;
@@ -211,7 +213,7 @@ proptest! {
     /// Between changes of demand, leases make room for others a limited number of times: the potential falls each time.
     #[test]
     fn leases_do_not_trade_places(phases in vec(phase(), 1..6), which in 1..POLICIES) {
-        let start = [Op::SetPolicy { which }, Op::Attach { client: 2, give_up: 0, outdated: 0 }];
+        let start = with_policy(which);
         check_any(start.into_iter().chain(phases.into_iter().flatten()).collect());
     }
 }
@@ -263,14 +265,6 @@ fn rest() -> impl Iterator<Item = Op> {
     [Op::AllKept, Op::Wait { millis: 10_000 }]
         .into_iter()
         .chain(finish)
-}
-
-fn attach_client_2() -> Op {
-    Op::Attach {
-        client: 2,
-        give_up: 0,
-        outdated: 0,
-    }
 }
 
 /// A request of tenant `a` is within its guarantee, and waits for a lease of tenant `b` to leave its devices. A spot
