@@ -12,7 +12,7 @@ use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 use tensord_proto::share::DeviceShare;
 
 use crate::device::DeviceSpec;
-use crate::event::{DeviceGrant, DeviceRef, Endpoint};
+use crate::event::{AssignedKeeper, DeviceGrant, DeviceRef, Endpoint};
 use crate::reason::{EndReason, RefuseReason};
 use crate::wait_reason::WaitReason;
 
@@ -165,6 +165,18 @@ pub struct Peer {
     pub worker: WorkerId,
     /// The worker's address and certificate.
     pub endpoint: Endpoint,
+}
+
+impl Peer {
+    /// Returns what the source of a part's snapshots calls this worker as their keeper.
+    #[must_use]
+    pub fn as_keeper(&self, part: PartId, assignment: u64) -> AssignedKeeper {
+        AssignedKeeper {
+            part,
+            worker: self.worker,
+            assignment,
+        }
+    }
 }
 
 /// One device of a granted lease, and how to reach it.

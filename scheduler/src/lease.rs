@@ -120,7 +120,7 @@ pub(crate) struct Keeper {
     pub(crate) worker: WorkerId,
     /// The position of the part of the lease whose snapshots it keeps.
     pub(crate) part: u32,
-    /// The number of its assignment; if the lease is suspended, as of the last command, and 0 before that.
+    /// The number of its assignment. If the lease is suspended, each command has a new one.
     pub(crate) assignment: u64,
     /// What devices must be like for these sessions to go on there.
     pub(crate) requirement: Requirement,

@@ -181,13 +181,8 @@ impl Scheduler {
                 keeper,
                 assignment,
             } => {
-                let worker = keeper.worker;
-                let assigned = AssignedKeeper {
-                    part,
-                    worker,
-                    assignment,
-                };
-                self.assigned.insert(part, assigned);
+                self.assigned
+                    .insert(part, keeper.as_keeper(part, assignment));
                 let messages = messages::keep_snapshots(part, &source, &keeper, assignment);
                 messages.into_iter().for_each(|(to, it)| self.send(to, it));
             }

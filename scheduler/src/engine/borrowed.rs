@@ -159,12 +159,12 @@ impl Engine {
         self.needed_by(|id, _| !self.comes_after_guaranteed(id))
     }
 
-    /// Returns what devices must be like for those leases to go on that wait and are `such`.
-    pub(super) fn needed_by(&self, such: impl Fn(LeaseId, &Lease) -> bool) -> Vec<Requirement> {
+    /// Returns what devices must be like for leases to go on that wait, of those that `counts` accepts.
+    pub(super) fn needed_by(&self, counts: impl Fn(LeaseId, &Lease) -> bool) -> Vec<Requirement> {
         let waiting = self.leases_without_devices().into_iter();
         let waiting = waiting.filter(|id| self.attached_owner(*id).is_some());
         let waiting = waiting.filter_map(|id| Some((id, self.leases.get(id)?)));
-        let waiting = waiting.filter(|(id, lease)| such(*id, lease));
+        let waiting = waiting.filter(|(id, lease)| counts(*id, lease));
         let waiting = waiting.map(|(_, lease)| lease);
         let needed = waiting.flat_map(|lease| {
             let parts = match lease.standing {

@@ -2,7 +2,7 @@
 //! shares of devices that others share, or of which shares are held back for others.
 //!
 //! More can be held back of a device that leases share than is left of it, if some of these are to make room. What
-//! is held back for one is not less because of what is held back later: that counts on those who make room.
+//! is held back later than for a lease does not count for this one: those who come later count on leases that make room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

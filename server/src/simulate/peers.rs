@@ -291,15 +291,7 @@ impl Peers {
                 source,
                 keeper,
                 assignment,
-            } => {
-                let worker = keeper.worker;
-                let keeper = AssignedKeeper {
-                    part,
-                    worker,
-                    assignment,
-                };
-                self.keep(source.worker, keeper);
-            }
+            } => self.keep(source.worker, keeper.as_keeper(part, assignment)),
             Command::EndLease { worker, lease, .. } => {
                 if let Some(known) = self.workers.get_mut(&worker) {
                     known.leases.remove(&lease);

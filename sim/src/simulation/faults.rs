@@ -272,8 +272,8 @@ impl Simulation<'_> {
         if self.faults.moves == 0 {
             return;
         }
-        // A lease is lost that is suspended or moved before the scheduler knows that its worker is gone: other
-        // workers drop what they have of it.
+        // A lease may be lost that is suspended before the scheduler knows that its worker is gone: a keeper that
+        // drains drops what it has of the lease.
         let places = self.places();
         let is_up = |place: &u64| {
             let mut nodes = self.nodes.iter();

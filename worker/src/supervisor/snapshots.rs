@@ -84,13 +84,16 @@ impl KeptSnapshot {
     /// Returns whether a keeper that has these snapshots of the lease has the base of this one, with one that it
     /// does not drop for this one.
     pub(super) fn has_base_among(&self, kept: &[SnapshotId]) -> bool {
-        let info = &self.info;
-        kept.iter().any(|it| {
-            it.session_id == info.session_id
-                && it.base_id == info.base_id
-                && it.mark >= info.committed
-        })
+        let (id, committed) = (self.id(), self.info.committed);
+        let mut of_session = kept.iter().filter(|it| it.session_id == id.session_id);
+        of_session.any(|it| keeps_base(*it, id, committed))
     }
+}
+
+/// Returns whether one snapshot of a session has the base of another, which was taken when the client had committed
+/// the mark `committed`, and is not dropped for it.
+pub(super) fn keeps_base(kept: SnapshotId, other: SnapshotId, committed: u64) -> bool {
+    kept.base_id == other.base_id && kept.mark >= committed
 }
 
 /// Returns what rises with each snapshot of a session.

@@ -337,13 +337,7 @@ impl Load {
                 assignment,
             } => {
                 let parts = self.keepers.entry(source.worker).or_default();
-                let worker = keeper.worker;
-                let keeper = AssignedKeeper {
-                    part,
-                    worker,
-                    assignment,
-                };
-                parts.insert(part, keeper);
+                parts.insert(part, keeper.as_keeper(part, assignment));
                 Vec::new()
             }
             Command::EndLease { worker, lease, .. } => {

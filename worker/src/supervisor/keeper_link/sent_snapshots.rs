@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
-use crate::supervisor::{copy_progress::StoredMarks, snapshots::order};
+use crate::supervisor::{
+    copy_progress::StoredMarks,
+    snapshots::{keeps_base, order},
+};
 
 /// The latest snapshot of each session that was sent on a connection, or that the keeper had
 /// before, and the one before it that the client had committed.
@@ -36,7 +39,7 @@ impl SentSnapshots {
         let sent = sent.filter(|sent| !sent.is_refused);
         let mut snapshots = sent.into_iter().flat_map(|sent| &sent.snapshots);
         // If one is refused to which it has not replied yet, so is this one, and the next has its base.
-        snapshots.any(|(it, _)| it.base_id == id.base_id && it.mark >= committed)
+        snapshots.any(|(it, _)| keeps_base(*it, id, committed))
     }
 
     /// Records that the keeper has refused a snapshot of a session.
