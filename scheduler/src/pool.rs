@@ -44,8 +44,9 @@ pub(crate) struct Pool {
     held_back: HeldBack,
     /// Whether a demand that was [`Busy`](Feasibility::Busy) may now fit, or can never fit.
     changed: bool,
-    /// Whether a lease has got a share of a device, so that another one may get a share of it, too.
-    is_newly_shared: bool,
+    /// Whether a lease may get devices now for which there was no room before: another one has got a share of a device,
+    /// or devices are not held back for a request any more.
+    has_new_room: bool,
 }
 
 /// The verdict on a demand.
@@ -221,15 +222,16 @@ impl Pool {
         if granted.share.is_some() {
             // Others may get the rest of the device.
             self.changed |= was_held_back;
-            self.is_newly_shared = true;
+            self.has_new_room = true;
         }
         self.record_grant(granted);
         Ok(())
     }
 
-    /// Returns whether a lease has got a share of a device since the last call.
-    pub(crate) fn take_newly_shared(&mut self) -> bool {
-        mem::take(&mut self.is_newly_shared)
+    /// Returns whether leases may have got room since the last call: as another one has got a share of a device, or
+    /// devices are not held back for a request any more.
+    pub(crate) fn take_new_room(&mut self) -> bool {
+        mem::take(&mut self.has_new_room)
     }
 
     /// Returns the leases that have a device, or shares of it.

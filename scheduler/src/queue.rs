@@ -97,6 +97,12 @@ impl TenantRequests {
         self.by_shape.iter()
     }
 
+    /// Returns the shape of a demand, if there are requests of it.
+    pub(crate) fn shape_of(&self, demand: &Demand) -> Option<&Shape> {
+        let known = self.by_shape.get_key_value(&Shape::of(demand));
+        known.map(|(shape, _)| shape)
+    }
+
     /// Returns the number of different shapes.
     pub(crate) fn shape_count(&self) -> usize {
         self.by_shape.len()
@@ -141,6 +147,9 @@ pub(crate) struct Queue {
     /// The requests within the guarantees of their tenants, as of the last
     /// [`set_guaranteed`](Self::set_guaranteed).
     guaranteed: Guaranteed,
+    /// Whether some of them have come within since the last
+    /// [`clear_newly_guaranteed`](Self::clear_newly_guaranteed).
+    has_newly_guaranteed: bool,
     /// The number of requests that were queued so far.
     queued: u64,
     /// Whether requests were added or removed, or have another priority, since
@@ -287,10 +296,24 @@ impl Queue {
         &self.guaranteed
     }
 
-    /// Sets the requests within the guarantees of their tenants.
-    pub(crate) fn set_guaranteed(&mut self, guaranteed: Guaranteed) {
+    /// Sets the requests within the guarantees of their tenants. Returns whether some were not among them before.
+    pub(crate) fn set_guaranteed(&mut self, guaranteed: Guaranteed) -> bool {
+        let mut leases = guaranteed.order.iter();
+        let has_new = leases.any(|lease| !self.guaranteed.contains(*lease));
+        self.has_newly_guaranteed |= has_new;
         self.version += u64::from(self.guaranteed != guaranteed);
         self.guaranteed = guaranteed;
+        has_new
+    }
+
+    /// Returns whether requests have come within guarantees since the last
+    /// [`clear_newly_guaranteed`](Self::clear_newly_guaranteed).
+    pub(crate) fn has_newly_guaranteed(&self) -> bool {
+        self.has_newly_guaranteed && !self.guaranteed.order.is_empty()
+    }
+
+    pub(crate) fn clear_newly_guaranteed(&mut self) {
+        self.has_newly_guaranteed = false;
     }
 
     /// Sets the position and the reason that are reported for a request. Returns whom to report them to if they

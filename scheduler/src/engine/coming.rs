@@ -95,19 +95,24 @@ impl Coming {
         }
     }
 
-    /// Adds what is held back for a request, for this request itself.
-    pub(super) fn add_held(&mut self, pool: &Pool, request: LeaseId) {
-        for (device_ref, share) in pool.holds_of(request) {
-            let room = self.rooms.get_mut(&device_ref);
-            match (share, room) {
-                (Some(share), Some(room)) => room.add(share),
-                (None, _) if pool.is_unused(device_ref) => self.add([device_ref]),
-                (Some(_), None) | (None, _) => {}
+    /// Adds the shares that are held back for requests and leases that are to count on them in turn: those of later ones
+    /// are not in the way of earlier ones.
+    pub(super) fn add_held_shares(&mut self, pool: &Pool, requests: impl Iterator<Item = LeaseId>) {
+        for (device_ref, share) in requests.flat_map(|request| pool.holds_of(request)) {
+            if let (Some(share), Some(room)) = (share, self.rooms.get_mut(&device_ref)) {
+                room.add(share);
             }
         }
     }
 
-    /// Takes away what [`add_held`](Self::add_held) has added.
+    /// Adds the devices that are held back for a request, for this request itself.
+    pub(super) fn add_held_devices(&mut self, pool: &Pool, request: LeaseId) {
+        let held = pool.holds_of(request).into_iter();
+        let held = held.filter(|(it, share)| share.is_none() && pool.is_unused(*it));
+        self.add(held.map(|(device_ref, _)| device_ref));
+    }
+
+    /// Takes away what is held back for a request, as it keeps that.
     pub(super) fn remove_held(&mut self, pool: &Pool, request: LeaseId) {
         for (device_ref, share) in pool.holds_of(request) {
             let room = self.rooms.get_mut(&device_ref);

@@ -82,20 +82,23 @@ pub(super) enum Entitlement {
 }
 
 impl Engine {
-    /// Returns whether a lease that waits comes after requests within guarantees: it was suspended, and is
-    /// beyond the guarantee of its tenant. One that was lost or interrupted had its devices until then.
+    /// Returns whether a lease that waits comes after requests within guarantees: it is a spot lease, or was suspended
+    /// and is beyond the guarantee of its tenant. Another one that was lost or interrupted had its devices until then.
     pub(super) fn comes_after_guaranteed(&self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.get(id) else {
             return false;
         };
-        if !matches!(lease.standing, Standing::Resuming { cause: None, .. }) {
-            return false;
+        match lease.standing {
+            Standing::Running | Standing::Suspended { .. } => false,
+            Standing::Lost(_) | Standing::Resuming { cause: Some(_), .. } => lease.is_spot,
+            Standing::Resuming { cause: None, .. } => {
+                let tenant = lease.tenant.as_ref().filter(|_| !lease.is_spot);
+                tenant.is_none_or(|tenant| {
+                    let policy = self.policy_of(tenant);
+                    !policy.guarantees(&self.used_without_spot(tenant), &lease.charge)
+                })
+            }
         }
-        let tenant = lease.tenant.as_ref().filter(|_| !lease.is_spot);
-        tenant.is_none_or(|tenant| {
-            let policy = self.policy_of(tenant);
-            !policy.guarantees(&self.used_without_spot(tenant), &lease.charge)
-        })
     }
 
     /// Has leases go on that come after entitled requests, and for which there are devices that no such request
@@ -114,6 +117,7 @@ impl Engine {
             };
             let holders = self.pool.holders().filter(is_later).collect();
             self.pool.drop_held_back(&holders);
+            self.queue.clear_newly_guaranteed();
             let entitled = self.entitled_requests();
             let mut expected = self.expected(&entitled);
             let (before_spot, others): (Vec<_>, Vec<_>) = entitled
@@ -230,6 +234,7 @@ impl Engine {
         let guaranteed = self.queue.guaranteed().order.iter().take(MAX_GUARANTEED);
         let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
         let reserved = self.reservations();
+        let reserved = reserved.filter(|it| !self.queue.guaranteed().contains(it.lease));
         let reserved = reserved.map(|it| (it.lease, Entitlement::Reservation));
         let first = self.first_before_spot().into_iter();
         let first = first.filter(|lease| self.reservation_of(*lease).is_none());
@@ -247,9 +252,10 @@ impl Engine {
         entitled.collect()
     }
 
-    /// Returns the requests beyond guarantees for which spot leases are suspended first, in order.
+    /// Returns the requests beyond guarantees for which spot leases are suspended first, in order. Requests for such
+    /// leases wait for them, too: otherwise these would get devices that they had to give back soon.
     fn first_before_spot(&self) -> Vec<LeaseId> {
-        if !self.leases.index().has_spot() {
+        if !self.has_spot_or_requests() {
             return Vec::new();
         }
         let heads = self.heads_in_order().into_iter();
@@ -260,6 +266,11 @@ impl Engine {
         });
         let first = first.take(MAX_ENTITLED_BEFORE_SPOT);
         first.map(|rank| rank.lease).collect()
+    }
+
+    /// Returns whether there are spot leases, or requests for such.
+    pub(crate) fn has_spot_or_requests(&self) -> bool {
+        self.leases.index().has_spot() || self.queue.shapes().any(|shape| shape.is_spot)
     }
 
     /// Returns the devices that a request could get if they were free, whose tenant has `used`.

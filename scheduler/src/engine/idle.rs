@@ -220,7 +220,8 @@ impl Engine {
         };
         let used = used.get(&request.tenant).unwrap_or(&NOTHING);
         let usable = MayHave::Devices(self.usable_by(request, used));
-        coming.add_held(&self.pool, id);
+        coming.add_held_devices(&self.pool, id);
+        coming.add_held_shares(&self.pool, [id].into_iter());
         let has_room = coming.take_room(&self.pool, &request.demand, &usable);
         if !has_room {
             coming.remove_held(&self.pool, id);

@@ -16,14 +16,13 @@ use super::coming::few;
 use super::holds::{Entitled, Expected};
 use super::reclaim::Plan;
 use super::victims::{Borrowed, Victim};
-use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::tenants::{Amounts, NOTHING, TenantLimit, TenantName};
 
-/// Requests that can count on devices, by tenant, each with what these are.
+/// Requests that can count on devices, by tenant, each with what these are; the next first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CountingRequests {
-    by_tenant: BTreeMap<TenantName, BTreeMap<LeaseId, Amounts>>,
+    by_tenant: BTreeMap<TenantName, Vec<(LeaseId, Amounts)>>,
 }
 
 impl CountingRequests {
@@ -31,8 +30,22 @@ impl CountingRequests {
         self.by_tenant.contains_key(tenant)
     }
 
-    fn of(&self, tenant: &TenantName) -> impl Iterator<Item = (&LeaseId, &Amounts)> {
-        self.by_tenant.get(tenant).into_iter().flatten()
+    /// Returns the requests of a tenant that come before one; all if this one is not among them, as it comes later then
+    /// if there are devices for it.
+    fn before(
+        &self,
+        tenant: &TenantName,
+        request: Option<LeaseId>,
+    ) -> impl Iterator<Item = (LeaseId, &Amounts)> {
+        let all = self.by_tenant.get(tenant).into_iter().flatten();
+        let before = all.take_while(move |(lease, _)| Some(*lease) != request);
+        before.map(|(lease, devices)| (*lease, devices))
+    }
+
+    /// Returns the number of requests of a tenant that come before one, if that can count on devices itself.
+    pub(super) fn place_of(&self, tenant: &TenantName, request: LeaseId) -> Option<usize> {
+        let mut all = self.by_tenant.get(tenant)?.iter();
+        all.position(|(lease, _)| *lease == request)
     }
 }
 
@@ -130,24 +143,30 @@ impl Engine {
             return false;
         };
         let limit = &self.policy_of(tenant).limit;
+        // A lease that was lost counts already.
+        let charge = if lease.counts() {
+            &NOTHING
+        } else {
+            &lease.charge
+        };
         self.counting.has_any_of(tenant)
-            && !limit.allows_all(&self.counts_for_spot(tenant), &lease.charge)
+            && !limit.allows_all(&self.counts_with_requests(tenant, None), charge)
     }
 
-    /// Returns what a request's tenant has, for the check of the limit; for a spot lease, with what other requests of
-    /// the tenant can count on.
-    pub(super) fn counts_for(&self, tenant: &TenantName, demand: &Demand) -> Cow<'_, Amounts> {
-        match demand.is_spot && self.counting.has_any_of(tenant) {
-            true => Cow::Owned(self.counts_for_spot(tenant)),
+    /// Returns what a request's tenant has, for the check of the limit, with what earlier requests of the tenant can
+    /// count on. Otherwise these would not get their devices, and others would have made room for them in vain.
+    pub(super) fn counts_for(&self, tenant: &TenantName, request: LeaseId) -> Cow<'_, Amounts> {
+        match self.counting.has_any_of(tenant) {
+            true => Cow::Owned(self.counts_with_requests(tenant, Some(request))),
             false => Cow::Borrowed(self.used_by(tenant)),
         }
     }
 
-    /// Returns what a tenant has, with what its requests can count on.
-    fn counts_for_spot(&self, tenant: &TenantName) -> Amounts {
+    /// Returns what a tenant has, with what its requests can count on that come before one, or else all.
+    fn counts_with_requests(&self, tenant: &TenantName, request: Option<LeaseId>) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
-        let waiting = self.counting.of(tenant);
-        let waiting = waiting.filter(|(lease, _)| self.queue.get(**lease).is_some());
+        let before = self.counting.before(tenant, request);
+        let waiting = before.filter(|(lease, _)| self.queue.get(*lease).is_some());
         waiting.for_each(|(_, devices)| counts.add(devices));
         counts
     }
@@ -162,11 +181,11 @@ impl Engine {
             let devices = devices.iter().filter_map(|it| self.pool.device(*it));
             let amounts = Amounts::most_of(&entitled.demand, devices);
             let of_tenant = counting.by_tenant.entry(entitled.tenant.clone());
-            of_tenant.or_default().insert(entitled.lease, amounts);
+            of_tenant.or_default().push((entitled.lease, amounts));
         }
         if counting != self.counting {
             self.counting = counting;
-            // Requests for spot leases may fit now.
+            // Other requests of the tenants may fit now.
             self.decided_version = None;
         }
     }

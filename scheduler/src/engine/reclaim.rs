@@ -59,31 +59,35 @@ impl Engine {
             return false;
         }
         let parts_of = |leases: Vec<LeaseId>| {
-            let parts = leases.into_iter().map(|id| self.parts_in_need(id));
+            let parts = leases.into_iter().map(|id| (id, self.parts_in_need(id)));
             parts.collect::<Vec<_>>()
         };
         let (first, later) = (parts_of(first), parts_of(later));
-        let of_leases = first.iter().chain(&later).flatten();
+        let leases = || first.iter().chain(&later);
+        let of_leases = leases().flat_map(|(_, parts)| parts);
         let of_leases = of_leases.map(|part| &part.entitled.demand);
         let demands = of_leases.chain(requests.iter().map(|it| &it.demand));
+        let mut coming = Coming::of(&self.pool, demands);
+        let leases = leases().map(|(id, _)| *id);
+        coming.add_held_shares(&self.pool, leases.chain(requests.iter().map(|it| it.lease)));
         let mut plan = Plan {
             expected: Expected {
-                coming: Coming::of(&self.pool, demands),
+                coming,
                 used: self.used_by_tenants().clone(),
                 borrowed: self.spot_leases(),
                 counting: Vec::new(),
             },
             has_suspended: false,
         };
-        for parts in first {
-            self.make_room_for_lease(&parts, &mut plan);
+        for (id, parts) in first {
+            self.make_room_for_lease(id, &parts, &mut plan);
         }
         plan.expected.borrowed = self.borrowed_leases(&requests);
         let is_before_spot = |it: &Entitled| it.by == Entitlement::Spot;
         let (before_spot, others) = requests.into_iter().partition(is_before_spot);
         self.make_room_for_requests(others, &mut plan);
-        for parts in later {
-            self.make_room_for_lease(&parts, &mut plan);
+        for (id, parts) in later {
+            self.make_room_for_lease(id, &parts, &mut plan);
         }
         self.make_room_for_requests(before_spot, &mut plan);
         plan.has_suspended
@@ -94,7 +98,9 @@ impl Engine {
         for entitled in requests {
             let used = plan.expected.used.get(&entitled.tenant);
             let may_have = self.may_have(used.unwrap_or(&NOTHING), &entitled);
-            plan.expected.coming.add_held(&self.pool, entitled.lease);
+            plan.expected
+                .coming
+                .add_held_devices(&self.pool, entitled.lease);
             let devices = self.make_room_for(&entitled, &may_have, plan);
             let devices = devices.or_else(|| self.make_room_within_limit(&entitled, plan));
             match devices {
@@ -105,11 +111,8 @@ impl Engine {
     }
 
     /// Suspends spot leases for a lease that waits and has these parts: for all of them, or for none.
-    fn make_room_for_lease(&mut self, parts: &[PartInNeed], plan: &mut Plan) {
-        let Some(id) = parts.first().map(|part| part.entitled.lease) else {
-            return;
-        };
-        plan.expected.coming.add_held(&self.pool, id);
+    fn make_room_for_lease(&mut self, id: LeaseId, parts: &[PartInNeed], plan: &mut Plan) {
+        plan.expected.coming.add_held_devices(&self.pool, id);
         let places = self.first_places(parts, &plan.expected);
         let all_at = places
             .as_ref()

@@ -150,13 +150,16 @@ impl Engine {
 
     /// Returns why each of these requests waits.
     fn wait_reasons(&self, requests: &[LeaseId]) -> Vec<WaitReason> {
-        // Of most, it depends on the tenant, the shape, and the reservations of the tenant before it.
-        let mut known = BTreeMap::<(&TenantName, Shape, usize), WaitReason>::new();
+        // Of most, it depends on the tenant, the shape, and the reservations of the tenant before it; and on the requests
+        // of the tenant before it that can count on devices, which are the same for all that cannot.
+        let mut known = BTreeMap::<(&TenantName, Shape, usize, Option<usize>), WaitReason>::new();
         let waiting = requests.iter().filter_map(|lease| self.queue.get(*lease));
         let reasons = waiting.map(|waiting| {
             let lease = waiting.lease;
             let before = self.own_reservations_before(waiting);
-            let key = (&waiting.tenant, Shape::of(&waiting.demand), before);
+            let counting = self.counting.place_of(&waiting.tenant, lease);
+            let shape = Shape::of(&waiting.demand);
+            let key = (&waiting.tenant, shape, before, counting);
             let is_guaranteed = self.queue.guaranteed().contains(lease);
             if is_guaranteed || self.reservation_of(lease).is_some() {
                 return match (self.is_at_limit(waiting), is_guaranteed) {
@@ -213,8 +216,8 @@ impl Engine {
         self.pool.is_changed() || self.queue.is_changed() || !is_as_decided
     }
 
-    /// Finds the requests within the guarantees of their tenants.
-    fn find_guaranteed(&mut self) {
+    /// Finds the requests within the guarantees of their tenants. Returns whether some were not before.
+    fn find_guaranteed(&mut self) -> bool {
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
         let spot = self.leases.index().used_for_spot();
         let mut tenants = self.policy.iter();
@@ -226,7 +229,7 @@ impl Engine {
             true => guaranteed(&self.policy, used, spot, &self.kinds(), requests),
             false => Guaranteed::default(),
         };
-        self.queue.set_guaranteed(guaranteed);
+        self.queue.set_guaranteed(guaranteed)
     }
 
     /// Returns the kinds of devices that requests of each shape could get, with what one counts as at most.
@@ -249,10 +252,10 @@ impl Engine {
                     self.grant_fitting();
                     // A request that is not within a guarantee any more may get a reservation, and what was
                     // held back for a request and is not used by it may do for another one.
-                    self.find_guaranteed();
+                    self.grant_newly_guaranteed();
                     let mut may_fit = self.find_reservations();
                     if self.grant_with_held_back() {
-                        self.find_guaranteed();
+                        self.grant_newly_guaranteed();
                         self.find_reservations();
                         may_fit = true;
                     }
@@ -284,6 +287,14 @@ impl Engine {
             }
             // Others may be within a guarantee now: one that could get several kinds of devices counted as some
             // of each before.
+        }
+    }
+
+    /// Finds the requests within guarantees after a grant to one beyond them, which may have brought another one
+    /// within: the tenant has more, so an earlier request may not be any more. Grants these as far as there are devices.
+    fn grant_newly_guaranteed(&mut self) {
+        if self.find_guaranteed() {
+            self.grant_guaranteed();
         }
     }
 
@@ -357,7 +368,7 @@ impl Engine {
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |lease: LeaseId, shape: &Shape| {
-            let counts = self.counts_for(tenant, shape);
+            let counts = self.counts_for(tenant, lease);
             let may_have = |device: &DeviceSpec| {
                 limit.allows(&counts, device, shape) && self.may_pass(lease, shape, device)
             };
@@ -443,7 +454,7 @@ impl Engine {
 
     /// Returns whether a request can be granted, and with which devices.
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
-        let counts = self.counts_for(&waiting.tenant, &waiting.demand);
+        let counts = self.counts_for(&waiting.tenant, waiting.lease);
         let may_get = self.may_get(waiting, &counts);
         self.pool.assess(waiting.lease, &waiting.demand, may_get)
     }

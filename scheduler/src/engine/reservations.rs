@@ -1,9 +1,9 @@
 //! Reservations: they keep small requests from taking, one by one, the devices for which a large one waits.
 //!
-//! Of the requests beyond guarantees that have waited for
-//! [`Options::reserve_after`](crate::Options::reserve_after), the one that is next for some devices has a
-//! reservation for these, unless it waits because of its tenant's limit. Next is a request of the tenant with the
-//! smallest share, present and past, by weight. What passed the tenant's own requests does not count there, as
+//! Of the requests that have waited for [`Options::reserve_after`](crate::Options::reserve_after), the one that is next
+//! for some devices has a reservation for these, unless it waits because of its tenant's limit. Next is one within a
+//! guarantee, which may wait for leases that cannot be suspended; then a request of the tenant with the smallest share,
+//! present and past, by weight. What passed the tenant's own requests does not count there, as
 //! otherwise small requests of a tenant would keep back its large one; and what was taken from a tenant for such
 //! a request counts, as otherwise the tenant would get it back at once. A request that comes before, as its tenant
 //! has less, need not wait behind the one that has the reservation.
@@ -13,8 +13,9 @@
 //! Mu'alem and Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the
 //! IBM SP2 with Backfilling", IEEE TPDS, 2001), or if it can be suspended, or may end. A lease that can be suspended
 //! then is, with others that passed the same reservation, once there are enough devices together with those that
-//! are free or being released (`reclaim.rs`); the free ones are held back from then on (`holds.rs`). So of the devices of a reservation, all count for it that were granted since it was
-//! made, and it waits no longer than leases that had devices before keep these.
+//! are free or being released (`reclaim.rs`); the free ones are held back from then on (`holds.rs`). So of the devices of
+//! a reservation, all count for it that were granted since it was made, and it waits no longer than leases that had
+//! devices before keep these.
 //!
 //! Each such suspension is for a request that becomes a lease, which passes no reservation of a request that
 //! waited before it. So without new requests, there are at most as many as there are requests.
@@ -39,6 +40,8 @@ pub(crate) struct Reservation {
     pub(crate) lease: LeaseId,
     tenant: TenantName,
     rank: Rank,
+    /// Whether the request is within its tenant's guarantee.
+    is_guaranteed: bool,
     /// Which devices it could get that no request with an earlier reservation could get.
     classes: BTreeSet<DeviceClass>,
     /// When there will be enough of these devices, if that is known, as leases that declare how long they take
@@ -69,7 +72,7 @@ pub(crate) struct Basis {
 type Place = (u64, u64);
 
 /// The next request of a tenant and shape.
-type Head<'a> = (Rank, &'a Shape);
+type Head<'a> = (&'a TenantName, Rank, &'a Shape);
 
 impl Engine {
     /// Finds the reservations as of now. Returns whether they or the order of tenants are others than before.
@@ -159,9 +162,9 @@ impl Engine {
         own.filter(|it| self.is_after(request, it)).count()
     }
 
-    /// Returns whether a request comes after another one that has a reservation.
+    /// Returns whether a request beyond guarantees comes after another one that has a reservation.
     fn is_after(&self, request: &QueuedRequest, reservation: &Reservation) -> bool {
-        if request.demand.is_spot {
+        if request.demand.is_spot || reservation.is_guaranteed {
             return true;
         }
         if request.tenant == reservation.tenant {
@@ -195,13 +198,17 @@ impl Engine {
             return Reservations::default();
         };
         let heads = self.heads_in_order();
-        let due = heads.iter().filter(|(.., rank, _)| {
+        let beyond = heads
+            .iter()
+            .map(|(_, tenant, rank, shape)| (*tenant, *rank, *shape));
+        let guaranteed = self.guaranteed_heads();
+        let is_due = |(_, rank, _): &Head<'_>| {
             let waiting = self.queue.get(rank.lease);
             waiting.is_some_and(|it| it.since <= latest_due)
-        });
+        };
         let mut unclaimed: BTreeSet<_> = self.pool.classes().collect();
         let mut all = Vec::new();
-        for (_, tenant, rank, shape) in due {
+        for (tenant, rank, shape) in guaranteed.into_iter().chain(beyond).filter(is_due) {
             let limit = &self.policy_of(tenant).limit;
             // Spot leases of the tenant make room within its limit (`own_spot.rs`). If they counted, a request would get
             // its reservation only after that, and keep a later one from devices for which some made room, too.
@@ -215,8 +222,9 @@ impl Engine {
             let classes = unclaimed.extract_if(.., |class| may_have(class));
             let mut reservation = Reservation {
                 lease: rank.lease,
-                tenant: (*tenant).clone(),
-                rank: *rank,
+                tenant: tenant.clone(),
+                rank,
+                is_guaranteed: self.queue.guaranteed().contains(rank.lease),
                 classes: classes.cloned().collect(),
                 starts_by: None,
             };
@@ -259,7 +267,8 @@ impl Engine {
         let pool = self.pool.amounts();
         let mut tenants = BTreeMap::<(Place, &TenantName), BTreeMap<Rank, &Shape>>::new();
         for (tenant, requests) in self.queue.by_tenant() {
-            let heads: BTreeMap<_, _> = self.heads(requests).collect();
+            let heads = self.heads(tenant, requests);
+            let heads: BTreeMap<_, _> = heads.map(|(_, rank, shape)| (rank, shape)).collect();
             let Some((first, _)) = heads.first_key_value() else {
                 continue;
             };
@@ -277,13 +286,34 @@ impl Engine {
         heads.collect()
     }
 
-    fn heads<'a>(&self, requests: &'a TenantRequests) -> impl Iterator<Item = Head<'a>> {
+    /// Returns the next request beyond its guarantee of each shape of a tenant.
+    fn heads<'a>(
+        &self,
+        tenant: &'a TenantName,
+        requests: &'a TenantRequests,
+    ) -> impl Iterator<Item = Head<'a>> {
         let guaranteed = self.queue.guaranteed();
         let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
         shapes.filter_map(move |(shape, ranks)| {
             let mut beyond = ranks.iter().filter(|it| !guaranteed.contains(it.lease));
-            Some((*beyond.next()?, shape))
+            Some((tenant, *beyond.next()?, shape))
         })
+    }
+
+    /// Returns the next request within its guarantee of each tenant and shape, in order. Leases of others that cannot be
+    /// suspended would keep such a request waiting for ever if any could follow them.
+    fn guaranteed_heads(&self) -> Vec<Head<'_>> {
+        let guaranteed = self.queue.guaranteed().order.iter();
+        let requests = guaranteed.filter_map(|lease| self.queue.get(*lease));
+        let mut known = BTreeSet::new();
+        let heads = requests.filter_map(|request| {
+            let of_tenant = self.queue.by_tenant().get_key_value(&request.tenant);
+            let (tenant, requests) = of_tenant?;
+            let shape = requests.shape_of(&request.demand)?;
+            let is_first = known.insert((tenant, shape));
+            is_first.then(|| (tenant, request.rank(), shape))
+        });
+        heads.collect()
     }
 
     /// Returns what was taken from a tenant for requests with reservations that still wait. Without that, the

@@ -14,19 +14,20 @@ impl Engine {
             self.move_leases();
             let (granted, commands) = (self.granted, self.commands.len());
             self.process_queue();
-            // A request that is refused may have been the first within a guarantee. The next one is entitled to devices
-            // now, and some may have to be held back for it.
+            // A request that is refused may have been the first within a guarantee, and one that is granted may bring
+            // another one within. The next one is entitled to devices now, and some may have to be held back for it.
             let mut commands = self.commands.iter().skip(commands);
             let has_refused = commands.any(|it| matches!(it, Command::Refused { .. }));
-            let is_next_entitled = has_refused && !self.queue.is_empty();
-            // A lease may go on beside one that has got a share of a device. A grant may bring a tenant beyond its
-            // guarantee, and a reclaim may bring one within it.
-            let is_newly_shared = self.pool.take_newly_shared();
+            let is_next_entitled =
+                (has_refused || self.queue.has_newly_guaranteed()) && !self.queue.is_empty();
+            // A lease may go on beside one that has got a share of a device, or with what a request did not need of what
+            // was held back for it. A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
+            let has_new_room = self.pool.take_new_room();
             let may_move = self.has_waiting_lease() || !self.pool.index().draining().is_empty();
-            let is_shared = is_newly_shared && may_move;
+            let has_new_room = has_new_room && may_move;
             // A spot lease waits for requests that would exceed the limit of its tenant, which may have got less now.
             let may_go_on = self.granted != granted && self.has_limited_spot_that_waits();
-            if !is_shared
+            if !has_new_room
                 && !may_go_on
                 && !is_next_entitled
                 && !self.drop_stale_holds()

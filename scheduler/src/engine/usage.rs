@@ -131,7 +131,7 @@ impl Engine {
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
         let (tenant, demand) = (&queued.tenant, &queued.demand);
         let limit = &self.policy_of(tenant).limit;
-        let used = self.counts_for(tenant, demand);
+        let used = self.counts_for(tenant, queued.lease);
         let may_have = |device: &DeviceSpec| limit.allows(&used, device, demand);
         self.pool.offers(demand, may_have) < demand.devices as usize
     }

@@ -36,9 +36,10 @@ pub(super) struct Borrowed {
 impl Borrowed {
     /// Returns the number of its devices that an entitled request could get, which `may_have` these.
     pub(super) fn useful_for(&self, pool: &Pool, entitled: &Entitled, may_have: &MayHave) -> usize {
+        let has_passed = self.passed.contains(&entitled.lease);
         let is_for = match entitled.by {
-            Entitlement::Guarantee => self.tenant != entitled.tenant,
-            Entitlement::Reservation => self.passed.contains(&entitled.lease),
+            Entitlement::Guarantee => self.tenant != entitled.tenant || has_passed,
+            Entitlement::Reservation => has_passed,
             Entitlement::Spot => false,
         };
         match is_for || self.is_spot {

@@ -144,6 +144,7 @@ impl Pool {
     pub(crate) fn give_up_held_back(&mut self, leases: &BTreeSet<LeaseId>) -> bool {
         let were_some = self.drop_held_back(leases);
         self.changed |= were_some;
+        self.has_new_room |= were_some;
         were_some
     }
 

@@ -216,9 +216,12 @@ impl World {
         let can_keep = |worker: &SimWorker| {
             let known = worker.known.as_ref();
             let stays = known.is_some_and(|it| !it.is_draining());
-            // The engine knows nothing of leases of a worker that has come back without devices.
-            let has_devices = known.is_some_and(|it| !it.devices.is_empty());
-            let is_ending = has_devices && worker.unanswered.contains(&id);
+            // The engine knows nothing of leases of a worker that has come back without the devices that these had.
+            let has_device = |index: u32| known.is_some_and(|it| it.devices.len() > index as usize);
+            let busy = worker.busy.iter().filter(|(lease, _)| *lease == id);
+            let mut busy = busy.map(|(_, index)| *index).peekable();
+            let is_known = busy.peek().is_none() && has_device(0) || busy.any(has_device);
+            let is_ending = is_known && worker.unanswered.contains(&id);
             worker.id != own.0 && stays && !is_ending
         };
         let can_run = |worker: &SimWorker| {

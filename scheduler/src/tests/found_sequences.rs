@@ -1,7 +1,7 @@
 //! Sequences of events that the property tests have found, each with what it once broke.
 
 use super::actions::KeptRecords;
-use super::property::{Op, check_any, request, with_policy};
+use super::property::{Op, attach_client_2, check_any, request, with_policy};
 use super::*;
 
 /// The sessions of a lease in a store may use what the devices had when their worker joined last.
@@ -226,6 +226,211 @@ fn handover_goes_on_although_others_have_free_devices() {
             worker: 0,
             changed: false,
         },
+        finish(0),
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
+}
+
+/// What a request of the found sequences below demands: devices of a kind, or else any, for a lease that can be suspended.
+fn durable(devices: u32, kind: Option<&str>) -> Demand {
+    Demand {
+        durability: Durability::Auto,
+        ..demand_of(devices, kind)
+    }
+}
+
+fn durable_share(permille: u32) -> Demand {
+    Demand {
+        share_permille: Some(permille),
+        ..durable(1, Some("flex"))
+    }
+}
+
+fn spot(demand: Demand) -> Demand {
+    Demand {
+        is_spot: true,
+        ..demand
+    }
+}
+
+fn wait(millis: u64) -> Op {
+    Op::Wait { millis }
+}
+
+/// Reports that all leases have left a worker's devices that are to.
+fn finish(worker: usize) -> Op {
+    Op::Finish {
+        worker,
+        devices: u32::MAX,
+    }
+}
+
+/// A grant beyond guarantees brings another request within that of its tenant, for which a device is free.
+#[test]
+fn grant_beyond_guarantees_brings_a_request_within() {
+    let flex = |devices| durable(devices, Some("flex"));
+    let not_durable = demand_of(1, Some("flex"));
+    let ops = [
+        request(0, flex(3)),
+        Op::WorkerDisconnected { worker: 1 },
+        request(2, durable(1, Some("vulkan"))),
+        request(0, flex(1)),
+        request(2, flex(3)),
+        request(0, flex(2)),
+        Op::Release { client: 2, nth: 13 },
+        request(2, flex(1)),
+        request(0, flex(1)),
+        wait(15_000),
+        Op::AllKept,
+        request(0, durable(1, None)),
+        request(0, durable(1, None)),
+        request(0, durable(1, None)),
+        wait(5_000),
+        Op::Release { client: 0, nth: 30 },
+        request(2, not_durable),
+        finish(0),
+    ];
+    check_any(with_policy(2).into_iter().chain(ops).collect());
+}
+
+/// A grant brings a request within its tenant's guarantee, for which the share of a device has to be held back that a
+/// lease can make room for.
+#[test]
+fn share_is_held_back_for_a_request_that_a_grant_brings_within_the_guarantee() {
+    let flex = |devices| durable(devices, Some("flex"));
+    let short = Demand {
+        durability: Durability::Off,
+        max_duration: Some(Duration::from_secs(1)),
+        ..durable_share(250)
+    };
+    let first = Op::Request {
+        client: 2,
+        demand: flex(2),
+        priority: 1,
+    };
+    let ops = [
+        request(0, flex(2)),
+        request(0, flex(1)),
+        Op::SetPolicy { which: 2 },
+        request(2, flex(1)),
+        request(0, durable_share(250)),
+        request(0, short),
+        request(0, spot(durable_share(250))),
+        request(2, durable_share(500)),
+        first,
+        request(2, durable_share(250)),
+        wait(10_000),
+        finish(0),
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
+}
+
+/// A device of a spot lease is held back for a request, which then gets another one, as what was reserved for a request
+/// before it is not any more.
+#[test]
+fn spot_leases_go_on_beside_one_whose_device_a_request_does_not_need() {
+    let vulkan = |devices| durable(devices, Some("vulkan"));
+    let flex = |devices| durable(devices, Some("flex"));
+    let share = Demand {
+        share_permille: Some(250),
+        ..vulkan(1)
+    };
+    let last = Op::Request {
+        client: 0,
+        demand: flex(1),
+        priority: -1,
+    };
+    let ops = [
+        request(0, spot(durable_share(250))),
+        request(0, spot(flex(1))),
+        request(0, flex(2)),
+        request(2, vulkan(1)),
+        request(2, vulkan(1)),
+        request(0, spot(durable_share(250))),
+        request(0, spot(durable_share(250))),
+        Op::SetPolicy { which: 3 },
+        request(0, share),
+        wait(10_000),
+        request(0, vulkan(1)),
+        Op::AllKept,
+        last,
+        request(0, flex(1)),
+        finish(1),
+        wait(10_000),
+        Op::SetPolicy { which: 2 },
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
+}
+
+/// A worker comes back with fewer devices while it has yet to release a lease from one that it had.
+#[test]
+fn worker_comes_back_without_the_device_of_a_lease_that_it_has_to_end() {
+    let ops = [
+        request(0, durable(3, None)),
+        request(0, durable(2, None)),
+        request(0, durable(1, None)),
+        request(0, durable(2, Some("vulkan"))),
+        Op::AllKept,
+        Op::Join {
+            worker: 1,
+            changed: true,
+        },
+        request(0, durable(1, None)),
+        finish(0),
+    ];
+    check_any(with_policy(1).into_iter().chain(ops).collect());
+}
+
+/// A request gets within a guarantee by a new policy, and a later one of its tenant must not take a device of those that
+/// were reserved for it.
+#[test]
+fn request_keeps_its_reservation_when_it_comes_within_a_guarantee() {
+    let any = |devices, durability| Demand {
+        durability,
+        ..demand_of(devices, None)
+    };
+    let share = Demand {
+        share_permille: Some(250),
+        ..demand_of(1, None)
+    };
+    check_any(vec![
+        Op::Leaving { worker: 0 },
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(0, any(4, Durability::Off)),
+        request(0, any(1, Durability::Continue)),
+        attach_client_2(),
+        Op::SetPriority {
+            nth: 0,
+            priority: 0,
+        },
+        request(2, any(3, Durability::Exact)),
+        request(0, share),
+        wait(3_000),
+        request(2, any(3, Durability::Off)),
+        Op::SetPolicy { which: 2 },
+    ]);
+}
+
+/// A request within a guarantee counts on a device, for which a spot lease ends. A later one of its tenant must not use
+/// up the tenant's limit meanwhile.
+#[test]
+fn later_requests_leave_room_within_the_limit() {
+    let vulkan = |devices| durable(devices, Some("vulkan"));
+    let flex = |devices| durable(devices, Some("flex"));
+    let ops = [
+        request(0, spot(vulkan(3))),
+        request(2, flex(2)),
+        Op::AllKept,
+        wait(10_000),
+        request(0, spot(flex(3))),
+        request(0, flex(1)),
+        wait(30_000),
+        Op::SetPolicy { which: 3 },
+        request(0, vulkan(2)),
+        wait(40_000),
         finish(0),
     ];
     check_any(with_policy(1).into_iter().chain(ops).collect());

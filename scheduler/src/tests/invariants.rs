@@ -153,7 +153,7 @@ impl World {
                 .filter(|device| self.is_allowed(waiting, device, true))
                 .filter(|device| is_guaranteed || self.may_pass(waiting, device));
             let (fit, allowed) = (suitable.count(), allowed.count());
-            let may_be_held_up = self.is_spot_over_limit_with_requests(waiting);
+            let may_be_held_up = self.could_be_over_limit_with_others(waiting);
             let has_reason = allowed < wanted || may_be_held_up;
             assert!(has_reason, "{} waits, and fits", waiting.demand);
             let shown = &shown[position as usize - 1];
@@ -318,7 +318,7 @@ impl World {
             });
             let fewest = self.fewest_workers(&allowed.collect(), &waiting.demand);
             // Devices may have been held back then for a request before spot leases.
-            let may_be_held = self.engine.has_spot();
+            let may_be_held = self.engine.has_spot_or_requests();
             assert!(may_be_held || Some(used.len() as u32) == fewest);
         }
     }

@@ -40,7 +40,10 @@ impl World {
     fn expected_reservations(&self) -> Reserved {
         let mut unclaimed: BTreeSet<_> = self.offered().map(class_of).collect();
         let mut reserved = Reserved::new();
-        for index in self.reservation_order() {
+        let order = self.expected_order().into_iter();
+        let guaranteed = order.filter(|(_, is_guaranteed)| *is_guaranteed);
+        let guaranteed: Vec<_> = guaranteed.map(|(index, _)| index).collect();
+        for index in guaranteed.into_iter().chain(self.reservation_order()) {
             let waiting = &self.waiting[index];
             if self.now < waiting.since + RESERVE_AFTER {
                 continue;
@@ -66,7 +69,8 @@ impl World {
         reserved
     }
 
-    /// Returns whether no request of the same tenant and shape comes before one.
+    /// Returns whether no request of the same tenant and shape comes before one, of those within guarantees, or of those
+    /// beyond them.
     fn is_head(&self, index: usize) -> bool {
         let waiting = &self.waiting[index];
         let guaranteed = self.expected_order();
@@ -76,7 +80,9 @@ impl World {
         !others.any(|(at, other)| {
             let is_own = tenant_of(other.client) == tenant_of(waiting.client);
             let is_alike = is_own && Shape::of(&other.demand) == shape;
-            is_alike && !is_guaranteed(at) && self.rank(at) < self.rank(index)
+            is_alike
+                && is_guaranteed(at) == is_guaranteed(index)
+                && self.rank(at) < self.rank(index)
         })
     }
 

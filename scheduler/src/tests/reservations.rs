@@ -3,7 +3,7 @@
 use super::durable::{kept, moved, request_durable, restorable};
 use super::reclaim::reclaimed;
 use super::suspension::end_and_keep;
-use super::tenants::{attach_of, request_kind};
+use super::tenants::{attach_of, kinds, queued_guaranteed, request_kind, set_policy};
 use super::*;
 
 /// Clients 1, 2 and 3 are of tenants of their own. Client 1 has one of two devices; client 2 waits for both
@@ -248,4 +248,36 @@ fn a_lease_that_ends_in_time_passes() {
         ),
     ];
     check_with(options(), start.into_iter().chain(steps));
+}
+
+/// A lease that cannot be suspended has one of the devices that the tenant of the request is guaranteed.
+#[test]
+fn a_request_within_a_guarantee_has_a_reservation_too() {
+    let guaranteed = TenantPolicy {
+        guaranteed: kinds(&[("flex", 2)]),
+        ..TenantPolicy::default()
+    };
+    let steps = [
+        (
+            3,
+            set_policy([("b", guaranteed)]),
+            vec![queued_guaranteed(2, 2, 1)],
+        ),
+        (60_001, request_flex(3, 3), vec![granted_flex(3, 3, 1)]),
+        (60_002, release(3, 30), vec![end_lease(1, 30)]),
+        (60_003, released(1, 30), vec![]),
+        (60_004, request_flex(3, 4), vec![queued_behind(3, 4, 2)]),
+    ];
+    let engine = check_with(options(), start().into_iter().chain(steps));
+    assert_eq!(shown(&engine, 20), (true, None));
+    assert_eq!(shown(&engine, 40), (false, Some(20)));
+    let steps = [
+        (70_000, release(1, 10), vec![end_lease(1, 10)]),
+        (
+            70_001,
+            released(1, 10),
+            vec![granted_both(2, 2), queued(3, 4, 1)],
+        ),
+    ];
+    check_on(engine, steps);
 }

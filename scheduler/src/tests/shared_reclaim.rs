@@ -5,7 +5,7 @@ use tensord_proto::share::DeviceShare;
 use super::property::{Op, check_any};
 use super::reclaim::reclaimed;
 use super::shares::{GIB, granted_share, part, request_part, request_share, request_whole};
-use super::suspension::{end_and_keep, hold};
+use super::suspension::{end_and_keep, hold, resume, suspend, suspended, waits_for};
 use super::tenants::{attach_of, kinds, queued_guaranteed, set_policy};
 use super::*;
 use crate::device::Share;
@@ -35,6 +35,15 @@ fn borrowed_shares() -> Vec<Step> {
     ]
 }
 
+/// A lease of client 1 goes on with a share of the first device of worker 1.
+fn moved_to_share(lease: u64, share: Option<DeviceShare>) -> Command {
+    let mut moved = durable::moved(1, lease, 1, 1, 0);
+    if let Command::Moved { devices, .. } = &mut moved {
+        devices[0].share = share;
+    }
+    moved
+}
+
 /// The second device has fewer leases than the first.
 #[test]
 fn all_leases_of_a_shared_device_make_room_for_one_that_needs_all_of_it() {
@@ -61,25 +70,6 @@ fn all_leases_of_a_shared_device_make_room_for_one_that_needs_all_of_it() {
 /// The lease goes on beside others once there is room.
 #[test]
 fn a_share_makes_room_for_a_share_and_goes_on_later() {
-    let moved = |lane| match durable::moved(1, 10, 1, 1, 0) {
-        Command::Moved {
-            client,
-            lease,
-            epoch,
-            mut devices,
-            load_stored,
-        } => {
-            devices[0].share = part(600, lane);
-            Command::Moved {
-                client,
-                lease,
-                epoch,
-                devices,
-                load_stored,
-            }
-        }
-        other => panic!("{other:?}"),
-    };
     let steps = [
         (
             20_000,
@@ -107,7 +97,11 @@ fn a_share_makes_room_for_a_share_and_goes_on_later() {
         (20_002, release(1, 20), vec![end_lease(1, 20)]),
         (20_003, released(1, 20), vec![]),
         (20_004, release(2, 40), vec![end_lease(1, 40)]),
-        (20_005, released(1, 40), vec![moved(1)]),
+        (
+            20_005,
+            released(1, 40),
+            vec![moved_to_share(10, part(600, 1))],
+        ),
     ];
     check(borrowed_shares().into_iter().chain(steps));
 }
@@ -292,4 +286,83 @@ fn room_is_held_back_for_the_next_request_when_the_first_is_refused() {
         Op::SetPolicy { which: 1 },
         Op::WorkerLeft { worker: 2 },
     ]);
+}
+
+/// Lease 20 waits until an ended lease has left its half of the first device. A request counts on the other half, once
+/// spot lease 40 has run for long enough; so more of the device is held back than will be left. That is not in the way
+/// of lease 20, which came before, so the spot lease of the other device is not suspended for it.
+#[test]
+fn what_is_held_back_for_a_later_request_costs_an_earlier_lease_nothing() {
+    let share = |permille, gib| Share {
+        permille,
+        memory_bytes: gib * GIB,
+    };
+    let request = |id, number, share: Share, durability, is_spot| {
+        let demand = Demand {
+            share_permille: Some(share.permille),
+            memory_bytes: share.memory_bytes,
+            durability,
+            is_spot,
+            ..demand_of(1, Some("flex"))
+        };
+        request_for(id, number, demand)
+    };
+    let devices = [exact(16), exact(8)];
+    let granted = |id, number, index: u32, share: Share, lane| {
+        let mut granted = granted(id, number, &[(1, index, devices[index as usize].clone())]);
+        if let Command::Granted { devices, .. } = &mut granted {
+            devices[0].share = Some(share.in_lane(lane));
+        }
+        granted
+    };
+    let half = share(500, 5);
+    let (off, auto) = (Durability::Off, Durability::Auto);
+    let steps = [
+        (0, join(1, &devices), vec![]),
+        (0, attach(1), vec![]),
+        (0, attach(2), vec![]),
+        (
+            1,
+            request(1, 1, share(600, 4), auto, true),
+            vec![granted(1, 1, 1, share(600, 4), 1)],
+        ),
+        (
+            1,
+            request(1, 2, half, auto, false),
+            vec![granted(1, 2, 0, half, 1)],
+        ),
+        (
+            1,
+            request(1, 3, half, off, false),
+            vec![granted(1, 3, 0, half, 2)],
+        ),
+        (1, durable::restorable(1, 10, true), vec![]),
+        (1, durable::restorable(1, 20, true), vec![]),
+        (2, durable::kept(1, &[(10, 1), (20, 1)]), vec![]),
+        (3, suspend(20), vec![end_and_keep(1, 20), suspended(1, 20)]),
+        (4, released(1, 20), vec![]),
+        (
+            20_000,
+            request(1, 4, half, off, true),
+            vec![granted(1, 4, 0, half, 1)],
+        ),
+        (20_001, release(1, 30), vec![end_lease(1, 30)]),
+        (20_002, resume(20), vec![waits_for(1, 20, &[1])]),
+        (
+            20_003,
+            request(2, 5, share(500, 9), off, false),
+            vec![queued(2, 5, 1)],
+        ),
+        (
+            20_004,
+            released(1, 30),
+            vec![moved_to_share(20, Some(half.in_lane(2)))],
+        ),
+        (
+            30_000,
+            tick(),
+            vec![end_lease(1, 40), ended(1, 40, EndReason::Reclaimed)],
+        ),
+    ];
+    check(steps);
 }

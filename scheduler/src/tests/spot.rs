@@ -7,7 +7,7 @@ use super::durable::{
 use super::reclaim::reclaimed;
 use super::several_workers::{drop_part, keep_each_other, waits_for_both};
 use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
-use super::tenants::{attach_of, kinds, set_policy};
+use super::tenants::{attach_of, kinds, request_kind, set_policy};
 use super::*;
 
 fn spot(id: u64, number: u64, durability: Durability) -> Event {
@@ -419,4 +419,84 @@ fn a_spot_lease_is_not_suspended_in_vain_for_a_limited_request() {
         ),
     ];
     check(start.into_iter().chain(steps));
+}
+
+/// The device of worker 2 is the only one at which lease 10 could go on, and that of another spot lease, which ends for
+/// a request.
+#[test]
+fn a_lost_spot_lease_comes_after_requests() {
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (
+            1,
+            spot(1, 1, Durability::Auto),
+            vec![granted_exact(1, 1, 1, 0)],
+        ),
+        (1, restorable(1, 10, true), vec![]),
+        (2, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
+        (3, kept(1, &[(10, 2)]), vec![]),
+        (
+            4,
+            spot(2, 2, Durability::Off),
+            vec![granted_exact(2, 2, 2, 0)],
+        ),
+        (5, worker_left(1), vec![interrupted(1, 10, 1, 2)]),
+        (
+            20_000,
+            ordinary(2, 3),
+            vec![
+                end_lease(2, 20),
+                ended(2, 20, EndReason::Reclaimed),
+                queued(2, 3, 1),
+            ],
+        ),
+        (20_001, released(2, 20), vec![granted_exact(2, 3, 2, 0)]),
+        (20_002, release(2, 30), vec![end_lease(2, 30)]),
+        (20_003, released(2, 30), vec![moved_to(1, 10, 1, 2, &[0])]),
+    ];
+    check(steps);
+}
+
+/// The last spot lease makes room for a request for both devices. Another request for a spot lease does not get the one
+/// that is free first.
+#[test]
+fn requests_for_spot_leases_wait_while_devices_are_released_for_others() {
+    let steps = [
+        (0, join(1, &[exact(16), exact(16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (
+            1,
+            spot(1, 1, Durability::Off),
+            vec![granted_exact(1, 1, 1, 0)],
+        ),
+        (1, ordinary(1, 2), vec![granted_exact(1, 2, 1, 1)]),
+        (
+            20_000,
+            request_kind(2, 3, 2, "flex", 0),
+            vec![queued(2, 3, 1)],
+        ),
+        (20_000, spot(1, 4, Durability::Off), vec![queued(1, 4, 2)]),
+        (
+            20_001,
+            release(1, 20),
+            vec![
+                end_lease(1, 20),
+                end_lease(1, 10),
+                ended(1, 10, EndReason::Reclaimed),
+            ],
+        ),
+        (20_002, released(1, 20), vec![]),
+        (
+            20_003,
+            released(1, 10),
+            vec![
+                granted(2, 3, &[(1, 0, exact(16)), (1, 1, exact(16))]),
+                queued(1, 4, 1),
+            ],
+        ),
+    ];
+    check(steps);
 }

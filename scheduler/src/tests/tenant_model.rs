@@ -129,27 +129,38 @@ impl World {
     /// requests of the tenant that are not for spot leases.
     pub(super) fn is_over_limit_with_requests(&self, lease: &Lease) -> bool {
         let tenant = lease.tenant.as_ref().filter(|_| lease.is_spot);
-        tenant.is_some_and(|it| self.could_be_over_limit_with_requests(it, &lease.charge))
+        let charge = match lease.counts() {
+            true => Amounts::default(),
+            false => lease.charge.clone(),
+        };
+        tenant.is_some_and(|it| self.could_be_over_limit(it, &charge, |_| true))
     }
 
-    /// Returns whether a request is for a spot lease that could bring its tenant over its limit, as such a lease.
-    pub(super) fn is_spot_over_limit_with_requests(&self, waiting: &SimRequest) -> bool {
+    /// Returns whether a request could bring its tenant over its limit, together with others of the tenant that can
+    /// count on devices.
+    pub(super) fn could_be_over_limit_with_others(&self, waiting: &SimRequest) -> bool {
         let tenant = tenant_of(waiting.client);
-        waiting.demand.is_spot
-            && self.could_be_over_limit_with_requests(&tenant, &self.most_of(waiting))
+        let is_other =
+            |it: &SimRequest| it.lease != waiting.lease && self.engine.counts_on_devices(it.lease);
+        self.could_be_over_limit(&tenant, &self.most_of(waiting), is_other)
     }
 
-    fn could_be_over_limit_with_requests(&self, tenant: &TenantName, spot: &Amounts) -> bool {
+    fn could_be_over_limit(
+        &self,
+        tenant: &TenantName,
+        more: &Amounts,
+        is_other: impl Fn(&SimRequest) -> bool,
+    ) -> bool {
         let Some(policy) = self.policy.get(tenant) else {
             return false;
         };
         let before = self
             .waiting
             .iter()
-            .filter(|it| !it.demand.is_spot && tenant_of(it.client) == *tenant);
+            .filter(|it| is_other(it) && !it.demand.is_spot && tenant_of(it.client) == *tenant);
         let mut all = self.engine.used_by_tenants().get(tenant).cloned();
         let all = all.get_or_insert_default();
-        all.add(spot);
+        all.add(more);
         let mut has_other = false;
         for waiting in before {
             has_other = true;
@@ -460,7 +471,7 @@ impl World {
             let mut others = self.waiting.iter();
             let holding = others.find(|it| it.lease == *holder);
             let is_before_spot =
-                self.engine.has_spot() && holding.is_some_and(|it| !it.demand.is_spot);
+                self.engine.has_spot_or_requests() && holding.is_some_and(|it| !it.demand.is_spot);
             let is_lease = self.engine.leases().get(*holder).is_some();
             assert!(is_request || is_reserved || is_lease || is_before_spot);
         }

@@ -1,7 +1,8 @@
 //! Tenants: their limits and guarantees, and the order of their requests.
 
-use super::durable::moved;
-use super::suspension::{resume, suspended_at_worker_1, waits_for};
+use super::durable::{granted_exact, kept, moved, request_durable, restorable};
+use super::reclaim::reclaimed;
+use super::suspension::{end_and_keep, resume, suspended_at_worker_1, waits_for};
 use super::*;
 
 /// A client of another tenant than that of `attach`.
@@ -400,6 +401,53 @@ fn a_request_is_granted_that_comes_within_the_guarantee_by_a_grant() {
                 granted(2, 2, &[(1, 1, flex(1))]),
                 queued(3, 3, 1),
             ],
+        ),
+    ]);
+}
+
+/// Tenant `b` may have 16 GiB, which its first request can count on, as the lease of `a` is borrowed.
+#[test]
+fn what_a_request_can_count_on_counts_in_the_limit_for_later_ones() {
+    let policy = TenantPolicy {
+        guaranteed: kinds(&[("flex", 1)]),
+        limit: TenantLimit {
+            devices: BTreeMap::new(),
+            memory_bytes: Some(16 << 30),
+        },
+        ..TenantPolicy::default()
+    };
+    check([
+        (0, join(1, &[exact(16), gpu(1, 16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", policy)]), vec![]),
+        (1, request_durable(1, 1), vec![granted_exact(1, 1, 1, 0)]),
+        (1, restorable(1, 10, true), vec![]),
+        (1, kept(1, &[(10, 1)]), vec![]),
+        (
+            2,
+            request_kind(2, 2, 1, "flex", 0),
+            vec![queued_guaranteed(2, 2, 1)],
+        ),
+        (
+            2,
+            request_kind(2, 3, 1, "vulkan", 0),
+            vec![queued_at_limit(2, 3, 2)],
+        ),
+        (
+            10_001,
+            tick(),
+            vec![end_and_keep(1, 10), reclaimed(1, 10, &[1])],
+        ),
+        (
+            10_002,
+            released(1, 10),
+            vec![granted_exact(2, 2, 1, 0), queued_at_limit(2, 3, 1)],
+        ),
+        (
+            10_003,
+            release(2, 20),
+            vec![end_lease(1, 20), granted(2, 3, &[(1, 1, gpu(1, 16))])],
         ),
     ]);
 }
