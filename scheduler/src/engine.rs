@@ -23,6 +23,7 @@ pub(crate) mod assignment;
 mod borrowed;
 mod clients;
 mod coming;
+mod counting;
 mod destinations;
 mod durable;
 mod estimate;
@@ -55,8 +56,8 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use self::counting::CountingRequests;
 use self::idle::IdleLeases;
-use self::own_spot::CountingRequests;
 use self::reservations::{Basis, Reservations};
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;

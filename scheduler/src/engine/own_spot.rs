@@ -5,9 +5,7 @@
 //! devices for the request then. Neither these nor other spot leases get devices before the request has got its own,
 //! unless there is room for both.
 
-use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use tensord_proto::ids::LeaseId;
 
@@ -17,37 +15,7 @@ use super::holds::{Entitled, Expected};
 use super::reclaim::Plan;
 use super::victims::{Borrowed, Victim};
 use crate::event::DeviceRef;
-use crate::tenants::{Amounts, NOTHING, TenantLimit, TenantName};
-
-/// Requests that can count on devices, by tenant, each with what these are; the next first.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct CountingRequests {
-    by_tenant: BTreeMap<TenantName, Vec<(LeaseId, Amounts)>>,
-}
-
-impl CountingRequests {
-    fn has_any_of(&self, tenant: &TenantName) -> bool {
-        self.by_tenant.contains_key(tenant)
-    }
-
-    /// Returns the requests of a tenant that come before one; all if this one is not among them, as it comes later then
-    /// if there are devices for it.
-    fn before(
-        &self,
-        tenant: &TenantName,
-        request: Option<LeaseId>,
-    ) -> impl Iterator<Item = (LeaseId, &Amounts)> {
-        let all = self.by_tenant.get(tenant).into_iter().flatten();
-        let before = all.take_while(move |(lease, _)| Some(*lease) != request);
-        before.map(|(lease, devices)| (*lease, devices))
-    }
-
-    /// Returns the number of requests of a tenant that come before one, if that can count on devices itself.
-    pub(super) fn place_of(&self, tenant: &TenantName, request: LeaseId) -> Option<usize> {
-        let mut all = self.by_tenant.get(tenant)?.iter();
-        all.position(|(lease, _)| *lease == request)
-    }
-}
+use crate::tenants::{Amounts, NOTHING, TenantLimit};
 
 impl Engine {
     /// Returns what the tenant of a request has without those of its spot leases that `may_go`, as far as these are
@@ -151,43 +119,6 @@ impl Engine {
         };
         self.counting.has_any_of(tenant)
             && !limit.allows_all(&self.counts_with_requests(tenant, None), charge)
-    }
-
-    /// Returns what a request's tenant has, for the check of the limit, with what earlier requests of the tenant can
-    /// count on. Otherwise these would not get their devices, and others would have made room for them in vain.
-    pub(super) fn counts_for(&self, tenant: &TenantName, request: LeaseId) -> Cow<'_, Amounts> {
-        match self.counting.has_any_of(tenant) {
-            true => Cow::Owned(self.counts_with_requests(tenant, Some(request))),
-            false => Cow::Borrowed(self.used_by(tenant)),
-        }
-    }
-
-    /// Returns what a tenant has, with what its requests can count on that come before one, or else all.
-    fn counts_with_requests(&self, tenant: &TenantName, request: Option<LeaseId>) -> Amounts {
-        let mut counts = self.used_by(tenant).clone();
-        let before = self.counting.before(tenant, request);
-        let waiting = before.filter(|(lease, _)| self.queue.get(*lease).is_some());
-        waiting.for_each(|(_, devices)| counts.add(devices));
-        counts
-    }
-
-    /// Records which requests can count on devices.
-    pub(super) fn set_counting(&mut self, expected: &Expected) {
-        let mut counting = CountingRequests::default();
-        for (entitled, devices) in &expected.counting {
-            if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
-                continue;
-            }
-            let devices = devices.iter().filter_map(|it| self.pool.device(*it));
-            let amounts = Amounts::most_of(&entitled.demand, devices);
-            let of_tenant = counting.by_tenant.entry(entitled.tenant.clone());
-            of_tenant.or_default().push((entitled.lease, amounts));
-        }
-        if counting != self.counting {
-            self.counting = counting;
-            // Other requests of the tenants may fit now.
-            self.decided_version = None;
-        }
     }
 
     /// Returns whether a spot lease waits whose tenant has a limit.
