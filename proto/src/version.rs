@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// The lowest protocol version that this build supports.
-pub const PROTOCOL_MIN: u32 = 7;
+pub const PROTOCOL_MIN: u32 = 8;
 /// The highest protocol version that this build supports.
-pub const PROTOCOL_MAX: u32 = 7;
+pub const PROTOCOL_MAX: u32 = 8;
 /// The IR version of this build.
 pub const IR_VERSION: &str = "burn-ir 0.22.1";
 
