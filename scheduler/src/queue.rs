@@ -57,7 +57,8 @@ impl QueuedRequest {
             priority,
             lease,
             since,
-            number: 0,
+            // Until it is queued, it comes after all others of its priority.
+            number: u64::MAX,
             reported: None,
         }
     }

@@ -20,7 +20,8 @@ pub struct Waiting {
     /// The client's tenant, if it is known.
     pub tenant: Option<TenantName>,
     /// Whether its tenant would have more than its limit with these devices, so that it waits although there
-    /// may be enough. For spot leases, others of the tenant that wait count, too, if there will be devices for them.
+    /// may be enough. Earlier requests of the tenant count, too, if there will be devices for them, and for spot leases
+    /// all other requests.
     pub is_at_limit: bool,
     /// Which of the two it is.
     pub waiter: Waiter,

@@ -95,8 +95,8 @@ impl Coming {
         }
     }
 
-    /// Adds the shares that are held back for requests and leases that are to count on them in turn: those of later ones
-    /// are not in the way of earlier ones.
+    /// Adds the shares that are held back for requests and leases that are to count on them in turn: what is held back
+    /// for a later one does not reduce the room of an earlier one.
     pub(super) fn add_held_shares(&mut self, pool: &Pool, requests: impl Iterator<Item = LeaseId>) {
         for (device_ref, share) in requests.flat_map(|request| pool.holds_of(request)) {
             if let (Some(share), Some(room)) = (share, self.rooms.get_mut(&device_ref)) {

@@ -1,7 +1,7 @@
 //! The requests that will surely get devices, as others are being released or leases make room for them.
 //!
 //! What they can count on counts in the limits of their tenants already, for requests and spot leases that come later.
-//! Otherwise one of these could use a limit up, and leases had made room in vain.
+//! Otherwise one of these could use a limit up, and leases would have made room in vain.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,12 +10,13 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::holds::Expected;
+use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, TenantLimit, TenantName};
 
-/// Requests that can count on devices, of tenants with limits: by tenant, each with what these are; the next first.
+/// Requests that can count on devices, of tenants with limits: by tenant, each with what these are.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CountingRequests {
-    by_tenant: BTreeMap<TenantName, Vec<(LeaseId, Amounts)>>,
+    by_tenant: BTreeMap<TenantName, BTreeMap<LeaseId, Amounts>>,
 }
 
 impl CountingRequests {
@@ -23,46 +24,62 @@ impl CountingRequests {
         self.by_tenant.contains_key(tenant)
     }
 
-    /// Returns the requests of a tenant that come before one; all if this one is not among them, as it comes later then
-    /// if there are devices for it.
-    fn before(
-        &self,
-        tenant: &TenantName,
-        request: Option<LeaseId>,
-    ) -> impl Iterator<Item = (LeaseId, &Amounts)> {
-        let all = self.by_tenant.get(tenant).into_iter().flatten();
-        let before = all.take_while(move |(lease, _)| Some(*lease) != request);
-        before.map(|(lease, devices)| (*lease, devices))
+    #[cfg(test)]
+    pub(super) fn contains(&self, tenant: &TenantName, request: LeaseId) -> bool {
+        self.of(tenant).any(|(lease, _)| *lease == request)
     }
 
-    /// Returns the number of requests of a tenant that come before one, if that can count on devices itself.
-    pub(super) fn place_of(&self, tenant: &TenantName, request: LeaseId) -> Option<usize> {
-        let mut all = self.by_tenant.get(tenant)?.iter();
-        all.position(|(lease, _)| *lease == request)
+    fn of(&self, tenant: &TenantName) -> impl Iterator<Item = (&LeaseId, &Amounts)> {
+        self.by_tenant.get(tenant).into_iter().flatten()
     }
 }
 
 impl Engine {
     /// Returns what a request's tenant has, for the check of the limit, with what earlier requests of the tenant can
     /// count on.
-    pub(super) fn counts_for(&self, tenant: &TenantName, request: LeaseId) -> Cow<'_, Amounts> {
+    pub(super) fn counts_for(&self, request: &QueuedRequest) -> Cow<'_, Amounts> {
+        let tenant = &request.tenant;
         match self.counting.has_any_of(tenant) {
             true => Cow::Owned(self.counts_with_requests(tenant, Some(request))),
             false => Cow::Borrowed(self.used_by(tenant)),
         }
     }
 
+    /// Returns the number of requests of a request's tenant that come before it and can count on devices.
+    pub(super) fn counting_before(&self, request: &QueuedRequest) -> usize {
+        self.counting_of(&request.tenant, Some(request)).count()
+    }
+
     /// Returns what a tenant has, with what its requests can count on that come before one, or else all.
     pub(super) fn counts_with_requests(
         &self,
         tenant: &TenantName,
-        request: Option<LeaseId>,
+        request: Option<&QueuedRequest>,
     ) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
-        let before = self.counting.before(tenant, request);
-        let waiting = before.filter(|(lease, _)| self.queue.get(*lease).is_some());
-        waiting.for_each(|(_, devices)| counts.add(devices));
+        let before = self.counting_of(tenant, request);
+        before.for_each(|devices| counts.add(devices));
         counts
+    }
+
+    /// Returns what requests of a tenant can count on that still wait, and come before a request of it: those within its
+    /// guarantee first, then in order. All if there is no such request.
+    fn counting_of(
+        &self,
+        tenant: &TenantName,
+        request: Option<&QueuedRequest>,
+    ) -> impl Iterator<Item = &Amounts> {
+        let place = |request: &QueuedRequest| {
+            let is_guaranteed = self.queue.guaranteed().contains(request.lease);
+            (!is_guaranteed, request.rank())
+        };
+        let until = request.map(place);
+        let counting = self.counting.of(tenant);
+        counting.filter_map(move |(lease, devices)| {
+            let counting = self.queue.get(*lease)?;
+            let is_before = until.is_none_or(|until| place(counting) < until);
+            is_before.then_some(devices)
+        })
     }
 
     /// Records which requests can count on devices.
@@ -75,7 +92,7 @@ impl Engine {
             let devices = devices.iter().filter_map(|it| self.pool.device(*it));
             let amounts = Amounts::most_of(&entitled.demand, devices);
             let of_tenant = counting.by_tenant.entry(entitled.tenant.clone());
-            of_tenant.or_default().push((entitled.lease, amounts));
+            of_tenant.or_default().insert(entitled.lease, amounts);
         }
         if counting != self.counting {
             self.counting = counting;

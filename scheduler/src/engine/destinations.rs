@@ -101,7 +101,7 @@ impl Engine {
         if let Some(free) = self.free_beside_spot(id) {
             return self.pool.hold_back(id, free, |_| share);
         }
-        if lease.is_reclaimed {
+        if lease.is_reclaimed || lease.is_spot {
             // It waits behind others, perhaps for long.
             return;
         }

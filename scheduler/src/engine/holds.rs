@@ -1,7 +1,7 @@
 //! Free devices that are held back for requests, and the leases that come after these.
 //!
 //! A request is *entitled* to devices if it is within its tenant's guarantee, has a reservation, or is not one
-//! for a spot lease while there are such leases. It may need more than are free. Once there will be enough, as
+//! for a spot lease while there are such leases or requests. It may need more than are free. Once there will be enough, as
 //! others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones,
 //! nor a share of a device whose leases are to make room for it. So it waits for leases that have just begun no
 //! longer than until the first enough of them have run for
@@ -232,9 +232,10 @@ impl Engine {
     /// Returns the requests that wait and are entitled to devices, in order.
     pub(super) fn entitled_requests(&self) -> Vec<Entitled> {
         let guaranteed = self.queue.guaranteed().order.iter().take(MAX_GUARANTEED);
+        let first_guaranteed: BTreeSet<_> = guaranteed.clone().copied().collect();
         let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
         let reserved = self.reservations();
-        let reserved = reserved.filter(|it| !self.queue.guaranteed().contains(it.lease));
+        let reserved = reserved.filter(|it| !first_guaranteed.contains(&it.lease));
         let reserved = reserved.map(|it| (it.lease, Entitlement::Reservation));
         let first = self.first_before_spot().into_iter();
         let first = first.filter(|lease| self.reservation_of(*lease).is_none());

@@ -150,14 +150,14 @@ impl Engine {
 
     /// Returns why each of these requests waits.
     fn wait_reasons(&self, requests: &[LeaseId]) -> Vec<WaitReason> {
-        // Of most, it depends on the tenant, the shape, and the reservations of the tenant before it; and on the requests
-        // of the tenant before it that can count on devices, which are the same for all that cannot.
-        let mut known = BTreeMap::<(&TenantName, Shape, usize, Option<usize>), WaitReason>::new();
+        // Of most, it depends on the tenant, the shape, and the reservations of the tenant and its requests that can
+        // count on devices before it.
+        let mut known = BTreeMap::<(&TenantName, Shape, usize, usize), WaitReason>::new();
         let waiting = requests.iter().filter_map(|lease| self.queue.get(*lease));
         let reasons = waiting.map(|waiting| {
             let lease = waiting.lease;
             let before = self.own_reservations_before(waiting);
-            let counting = self.counting.place_of(&waiting.tenant, lease);
+            let counting = self.counting_before(waiting);
             let shape = Shape::of(&waiting.demand);
             let key = (&waiting.tenant, shape, before, counting);
             let is_guaranteed = self.queue.guaranteed().contains(lease);
@@ -368,7 +368,8 @@ impl Engine {
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |lease: LeaseId, shape: &Shape| {
-            let counts = self.counts_for(tenant, lease);
+            let waiting = self.queue.get(lease);
+            let counts = waiting.map(|it| self.counts_for(it)).unwrap_or_default();
             let may_have = |device: &DeviceSpec| {
                 limit.allows(&counts, device, shape) && self.may_pass(lease, shape, device)
             };
@@ -454,7 +455,7 @@ impl Engine {
 
     /// Returns whether a request can be granted, and with which devices.
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
-        let counts = self.counts_for(&waiting.tenant, waiting.lease);
+        let counts = self.counts_for(waiting);
         let may_get = self.may_get(waiting, &counts);
         self.pool.assess(waiting.lease, &waiting.demand, may_get)
     }

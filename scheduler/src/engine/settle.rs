@@ -14,8 +14,8 @@ impl Engine {
             self.move_leases();
             let (granted, commands) = (self.granted, self.commands.len());
             self.process_queue();
-            // A request that is refused may have been the first within a guarantee, and one that is granted may bring
-            // another one within. The next one is entitled to devices now, and some may have to be held back for it.
+            // A request that is refused may have been the first within a guarantee, and a request that is granted may
+            // bring another within. The next request is entitled now, and devices may have to be held back for it.
             let mut commands = self.commands.iter().skip(commands);
             let has_refused = commands.any(|it| matches!(it, Command::Refused { .. }));
             let is_next_entitled =

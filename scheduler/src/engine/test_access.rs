@@ -58,7 +58,7 @@ impl Engine {
     /// Returns whether a request of a tenant with a limit can count on devices.
     pub(crate) fn counts_on_devices(&self, request: LeaseId) -> bool {
         let tenant = self.queue.get(request).map(|it| &it.tenant);
-        tenant.is_some_and(|tenant| self.counting.place_of(tenant, request).is_some())
+        tenant.is_some_and(|tenant| self.counting.contains(tenant, request))
     }
 
     /// Returns what is held back of devices, each with the leases that wait for more.

@@ -451,3 +451,41 @@ fn what_a_request_can_count_on_counts_in_the_limit_for_later_ones() {
         ),
     ]);
 }
+
+/// The first request can count on the device of a spot lease that has just begun. The second has a higher priority, so
+/// it comes first although it came later, and uses up the limit.
+#[test]
+fn a_request_with_a_higher_priority_does_not_wait_for_what_others_can_count_on() {
+    let limited = TenantPolicy {
+        limit: TenantLimit {
+            devices: BTreeMap::new(),
+            memory_bytes: Some(16 << 30),
+        },
+        ..TenantPolicy::default()
+    };
+    let spot = Demand {
+        is_spot: true,
+        ..demand_of(1, Some("flex"))
+    };
+    check([
+        (0, join(1, &[exact(16), gpu(1, 16)]), vec![]),
+        (0, attach_of("a", 1), vec![]),
+        (0, attach_of("b", 2), vec![]),
+        (0, set_policy([("b", limited)]), vec![]),
+        (1, request_for(1, 1, spot), vec![granted_exact(1, 1, 1, 0)]),
+        (2, request_kind(2, 2, 1, "flex", 0), vec![queued(2, 2, 1)]),
+        (
+            2,
+            request_kind(2, 3, 1, "vulkan", 0),
+            vec![queued_at_limit(2, 3, 2)],
+        ),
+        (
+            2,
+            request_kind(2, 4, 1, "vulkan", 1),
+            vec![
+                granted(2, 4, &[(1, 1, gpu(1, 16))]),
+                queued_at_limit(2, 2, 1),
+            ],
+        ),
+    ]);
+}
