@@ -102,8 +102,8 @@ pub struct DeviceFingerprint {
     /// Equal for devices that compute in the same way.
     pub hash: [u8; 16],
     /// Whether a program gives the same bits each time it runs on such a device. CPU devices
-    /// are exact and GPUs are not: there, kernels add up with atomics, and are chosen by
-    /// measurements.
+    /// are exact, and GPUs are if their worker was built without the feature `tuning`: with it,
+    /// kernels add up with atomics, and are chosen by measurements.
     pub is_exact: bool,
 }
 

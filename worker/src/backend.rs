@@ -7,7 +7,7 @@
 mod bounds;
 mod burn_tensors;
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 mod flex;
 mod lacking_dtypes;
 
@@ -92,8 +92,9 @@ impl StoredTensor {
 pub(crate) trait TensorStore: Send {
     /// Returns the error message if `custom_op` is not installed for this device.
     fn custom_op_error(&self, custom_op: &str) -> Option<String>;
-    /// Returns the error message if the device lacks the type of an input or output of `op`.
-    fn dtype_error(&self, _op: &OperationIr) -> Option<String> {
+    /// Returns the error message if the device does not have `op`, or the type of one of its inputs
+    /// or outputs.
+    fn unsupported(&self, _op: &OperationIr) -> Option<String> {
         None
     }
     /// Executes an op.
@@ -216,6 +217,16 @@ pub(crate) trait SessionBackend: BackendIr {
     {
         false
     }
+
+    /// Returns the error message if the backend does not have `op`, as it could not give the same
+    /// bits each time.
+    fn unsupported(_: &OperationIr) -> Option<String> {
+        None
+    }
+
+    /// Is called after each op. A backend that queues ops to fuse them executes those in the queue if
+    /// their bits may depend on what is fused, and must be the same each time.
+    fn finish_op(_: &Self::Device) {}
 
     /// The function that returns whether a tensor can be read without waiting, because its
     /// storage is in host memory and exactly as large as the tensor. `None` if that is true

@@ -14,6 +14,9 @@ use tensord_proto::v1;
 
 use crate::devices::{FLEX, FoundDevice};
 
+/// Whether kernels are chosen by the device and the shapes alone, not by measurements.
+const HAS_FIXED_KERNELS: bool = !cfg!(feature = "tuning");
+
 /// Bytes of the hash.
 pub const HASH_BYTES: usize = 16;
 
@@ -30,8 +33,8 @@ pub struct DeviceFingerprint {
 impl DeviceFingerprint {
     /// Returns the fingerprint of a device of this host, in a worker of this build.
     pub(crate) fn of(device: &FoundDevice) -> Self {
-        let is_exact = device.selection.kind == FLEX;
-        let crates = match is_exact {
+        let is_flex = device.selection.kind == FLEX;
+        let crates = match is_flex {
             true => env!("TENSORD_FLEX_CRATES"),
             false => env!("TENSORD_CUBE_CRATES"),
         };
@@ -43,11 +46,18 @@ impl DeviceFingerprint {
             ("caches", caches()),
             ("libm", libm()),
         ];
-        if !is_exact {
+        if !is_flex {
             parts.push(("model", device.name.clone()));
-            parts.push(("driver", device.driver.clone()));
+            parts.push(("driver", driver(device)));
+            parts.push(("shaders", shaders(&device.selection.kind).into()));
         }
-        Self { parts, is_exact }
+        if !is_flex && HAS_FIXED_KERNELS {
+            parts.push(("kernels", "fixed".into()));
+        }
+        Self {
+            parts,
+            is_exact: is_flex || HAS_FIXED_KERNELS,
+        }
     }
 
     /// Returns the parts, by name.
@@ -57,8 +67,9 @@ impl DeviceFingerprint {
             .map(|(name, value)| (*name, value.as_str()))
     }
 
-    /// Returns whether a program gives the same bits each time on devices of this fingerprint: only
-    /// on `flex`. The other backends add up with atomics and choose kernels by measurements.
+    /// Returns whether a program gives the same bits each time on devices of this fingerprint: on
+    /// `flex`, and on others in a build without the feature `tuning`. With it, the other backends choose
+    /// kernels by measurements, fuse ops by what ran before, and add up with atomics.
     pub fn is_exact(&self) -> bool {
         self.is_exact
     }
@@ -91,6 +102,26 @@ impl fmt::Display for DeviceFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = self.hash().into_iter().take(SHORT_BYTES);
         bytes.try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Returns the language of the kernels that the driver compiles.
+fn shaders(kind: &str) -> &'static str {
+    match kind {
+        "vulkan" if cfg!(feature = "vulkan") => "SPIR-V",
+        "metal" if cfg!(feature = "metal") => "MSL",
+        "metal" | "vulkan" | "webgpu" => "WGSL",
+        _ => "the runtime's own",
+    }
+}
+
+/// Returns the name of a device's driver with its version; [`unknown`] without a version, as another host may have another
+/// one. CubeCL's own CPU runtime has none.
+fn driver(device: &FoundDevice) -> String {
+    let is_versioned = device.driver.contains(|c: char| c.is_ascii_digit());
+    match is_versioned || device.selection.kind == "cpu" {
+        true => device.driver.clone(),
+        false => unknown(),
     }
 }
 
@@ -241,5 +272,21 @@ mod tests {
     fn unknown_parts_are_never_equal_by_ignorance() {
         assert_eq!(known("x"), "x");
         assert!(known("").len() > "unknown on ".len() + 16, "{}", known(""));
+    }
+    #[cfg(feature = "webgpu")]
+    #[test]
+    fn a_driver_without_a_version_is_unknown() {
+        let driver = |name| {
+            let fingerprint = DeviceFingerprint::of(&device("webgpu", name));
+            assert_eq!(fingerprint.is_exact(), HAS_FIXED_KERNELS);
+            let mut parts = fingerprint.parts();
+            parts
+                .find(|(part, _)| *part == "driver")
+                .unwrap()
+                .1
+                .to_owned()
+        };
+        assert_eq!(driver("Mesa 25.0.7"), "Mesa 25.0.7");
+        assert!(driver("Mesa").starts_with("unknown"), "{}", driver("Mesa"));
     }
 }

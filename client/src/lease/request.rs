@@ -228,8 +228,8 @@ impl fmt::Debug for LeaseRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// [`Exact`](Self::Exact) on exact devices, which CPU devices are; [`Continue`](Self::Continue)
-    /// on GPUs.
+    /// [`Exact`](Self::Exact) on [exact](crate::DeviceFingerprint::is_exact) devices, which CPU devices are;
+    /// [`Continue`](Self::Continue) on other devices, as most GPUs are.
     #[default]
     Auto,
     /// The lease gets [exact](crate::DeviceFingerprint::is_exact) devices only, and goes on only where it

@@ -178,8 +178,9 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
         ))
     }
 
-    fn dtype_error(&self, op: &OperationIr) -> Option<String> {
-        self.lacking_dtypes.error(op)
+    fn unsupported(&self, op: &OperationIr) -> Option<String> {
+        let lacking = self.lacking_dtypes.error(op);
+        lacking.or_else(|| B::unsupported(op))
     }
 
     fn execute(&mut self, mut op: Box<OperationIr>) {
@@ -190,10 +191,12 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             _ => Vec::new(),
         };
         let after = self.clamp_indices(&mut op);
+        let device = self.device.clone();
         self.run(|interpreter| {
             if !cast_int(interpreter, &op) && !B::execute_exactly(interpreter, &op) {
                 interpreter.register_op(*op);
             }
+            B::finish_op(&device);
         });
         for tensor in after {
             self.forget(tensor);

@@ -1,6 +1,8 @@
 //! Burn's CubeCL backend: one type for CUDA, ROCm, Metal, Vulkan, WebGPU and the CPU; the
-//! device selects the runtime. Ops are fused.
+//! device selects the runtime. Ops are fused with each other, except in a build whose devices are
+//! exact.
 
+mod exact;
 mod layout;
 
 use std::{fmt, sync::Arc};
@@ -9,12 +11,16 @@ use burn_backend::{ExecutionError, TensorData};
 use burn_cubecl::{Cube, CubeBackend, CubeDevice};
 use burn_fusion::{FusionRuntime, get_client, stream::Operation};
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, TensorIr};
+use burn_router::TensorInterpreter;
 use burn_std::stream::StreamId;
 
 use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors};
 use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
+
+/// Whether ops give the same bits each time: no kernel is chosen by a measurement.
+pub(crate) const IS_EXACT: bool = !cfg!(feature = "tuning");
 
 impl SessionBackend for Cube {
     const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool> = None;
@@ -28,6 +34,20 @@ impl SessionBackend for Cube {
     // The kernels of index ops are launched unchecked. The setting `compilation.check_mode`,
     // which should enforce checks, has no effect in CubeCL 0.11.3.
     const TRUSTS_INDICES: bool = true;
+
+    fn execute_exactly(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
+        IS_EXACT && exact::execute(interpreter, op)
+    }
+
+    fn unsupported(op: &OperationIr) -> Option<String> {
+        exact::unsupported(op).filter(|_| IS_EXACT)
+    }
+
+    fn finish_op(device: &CubeDevice) {
+        if IS_EXACT {
+            execute_queue(device);
+        }
+    }
 
     fn borrow_value(_handle: <Self as BackendIr>::Handle) -> Option<TensorData> {
         None
@@ -56,6 +76,11 @@ impl SessionBackend for Cube {
     ) -> Result<Vec<HandleKind<Self>>, String> {
         layout::restored(device, tensors)
     }
+}
+
+/// Executes the ops that wait to be fused with later ones.
+fn execute_queue(device: &CubeDevice) {
+    get_client::<CubeBackend>(device).sync(|| ());
 }
 
 /// Queues a custom op, which is not fused, in order with the ops that are.

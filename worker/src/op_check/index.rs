@@ -13,7 +13,7 @@ use super::{
         Kind, axis, check_dims, check_dims_except, check_same_as_input, dims, dims_of_rank,
         format_dims, has_dims, has_dtype, must, same_dtype, unsupported,
     },
-    scratch::{bytes, indices, saturating_sum},
+    scratch::{bytes, exact_scatter_bytes, indices, saturating_sum},
 };
 
 pub(super) fn gather(op: &GatherOpIr, kind: Kind) -> OpCheckResult {
@@ -32,7 +32,11 @@ pub(super) fn scatter(op: &ScatterOpIr, kind: Kind) -> OpCheckResult {
     check_dims("the value", &op.value, dims(&op.indices))?;
     check_indexable(&dims(&op.tensor)[op.dim..=op.dim], &op.value)?;
     check_same_as_input(&op.out, &op.tensor)?;
-    Ok(saturating_sum(&[bytes(&op.value), indices(&op.indices)]))
+    Ok(saturating_sum(&[
+        bytes(&op.value),
+        indices(&op.indices),
+        exact_scatter_bytes(op),
+    ]))
 }
 
 /// Checks that the indices have the dims of the tensor, except along one axis.

@@ -7,8 +7,8 @@
 
 use std::{sync::OnceLock, thread::available_parallelism};
 
-use burn_backend::DType;
-use burn_ir::TensorIr;
+use burn_backend::{DType, tensor::IndexingUpdateOp};
+use burn_ir::{ScatterOpIr, TensorIr};
 
 /// Size of an index in Flex's kernels.
 const INDEX_BYTES: u64 = 8;
@@ -55,4 +55,15 @@ pub(super) fn f32_copy_bytes(tensor: &TensorIr) -> u64 {
 /// Returns the bytes of a tensor's elements converted to indices.
 pub(super) fn indices(tensor: &TensorIr) -> u64 {
     elements(tensor).saturating_mul(INDEX_BYTES)
+}
+
+/// Returns the bytes that a scatter-add of floats needs in addition where GPUs are exact: two tensors like the whole, for
+/// the values of one place of the axis at a time (`backend/cube/exact.rs`).
+pub(super) fn exact_scatter_bytes(op: &ScatterOpIr) -> u64 {
+    let is_exact = cfg!(all(feature = "cube", not(feature = "tuning")));
+    let adds_floats = op.update == IndexingUpdateOp::Add && op.tensor.dtype.is_float();
+    match is_exact && adds_floats {
+        true => bytes(&op.tensor).saturating_mul(2),
+        false => 0,
+    }
 }

@@ -177,7 +177,7 @@ impl Tensors {
         if crate::testing::are_op_checks_off() {
             return Ok(None);
         }
-        if let Some(reason) = self.store.dtype_error(op) {
+        if let Some(reason) = self.store.unsupported(op) {
             return Err(Refusal::New(FaultKind::Unsupported, reason));
         }
         match op_check::check(op)? {
