@@ -45,6 +45,20 @@ impl Engine {
         }
     }
 
+    /// As [`counts_for`](Self::counts_for), of a request of this tenant that waits.
+    pub(super) fn counts_for_queued(
+        &self,
+        tenant: &TenantName,
+        request: LeaseId,
+    ) -> Cow<'_, Amounts> {
+        let has_any = self.counting.has_any_of(tenant);
+        let waiting = has_any.then(|| self.queue.get(request)).flatten();
+        match waiting {
+            Some(waiting) => self.counts_for(waiting),
+            None => Cow::Borrowed(self.used_by(tenant)),
+        }
+    }
+
     /// Returns the number of requests of a request's tenant that come before it and can count on devices.
     pub(super) fn counting_before(&self, request: &QueuedRequest) -> usize {
         self.counting_of(&request.tenant, Some(request)).count()

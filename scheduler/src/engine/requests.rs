@@ -368,8 +368,7 @@ impl Engine {
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
         let is_allowed = |lease: LeaseId, shape: &Shape| {
-            let waiting = self.queue.get(lease);
-            let counts = waiting.map(|it| self.counts_for(it)).unwrap_or_default();
+            let counts = self.counts_for_queued(tenant, lease);
             let may_have = |device: &DeviceSpec| {
                 limit.allows(&counts, device, shape) && self.may_pass(lease, shape, device)
             };

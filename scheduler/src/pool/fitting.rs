@@ -125,10 +125,10 @@ impl Pool {
         share_of: impl Fn(&DeviceSpec) -> Option<Share>,
     ) -> bool {
         let share = self.device(device_ref).and_then(share_of);
-        let room = self.room_for(Some(lease), device_ref, true);
-        share
-            .zip(room)
-            .is_some_and(|(share, room)| room.has_room(share))
+        share.is_some_and(|share| {
+            let room = self.room_for(Some(lease), device_ref, true);
+            room.is_some_and(|room| room.has_room(share))
+        })
     }
 
     /// Returns free devices of a worker that meet `requirement`, and are not held back for another

@@ -236,7 +236,8 @@ impl Worker {
     /// `with_ending`; `None` if one of these has all of it, or it does not exist.
     pub(super) fn left_of(&self, index: u32, with_ending: bool) -> Option<Room> {
         let device = self.registration.devices.get(index as usize)?;
-        let ending = self.ending_shares(index).filter(|_| with_ending);
+        let ending = with_ending.then(|| self.ending_shares(index));
+        let ending = ending.into_iter().flatten();
         let holders = self.holders(index).iter().map(|holder| holder.share);
         let mut left = Room::of(device);
         for share in holders.chain(ending) {
@@ -255,7 +256,8 @@ impl Worker {
             Usage::Draining | Usage::OutOfService | Usage::Unreachable => false,
         };
         let is_shared = is_shared && self.stream.is_some();
-        self.left_of(index, is_now).filter(|_| is_shared)
+        let left = is_shared.then(|| self.left_of(index, is_now));
+        left.flatten()
     }
 
     /// Returns the first lane of a device that no lease has, nor an ended one that has not left it; the whole
@@ -356,13 +358,16 @@ impl Worker {
             if self.is_offered(index) {
                 offered.add(class, 1);
             }
-            let held = held_back(index);
-            if self.usage(index) == Usage::Free && held.is_nothing() {
+            let (held, usage) = (held_back(index), self.usage(index));
+            if usage == Usage::Free && held.is_nothing() {
                 free.add(class, 1);
             }
-            has_unused |= matches!(self.usage(index), Usage::Free | Usage::Ending);
-            has_shared |= self.room(index, false, !held.is_nothing()).is_some();
-            let room = self.room(index, true, !held.is_nothing());
+            has_unused |= matches!(usage, Usage::Free | Usage::Ending);
+            let is_shared = self.room(index, false, !held.is_nothing()).is_some();
+            has_shared |= is_shared;
+            // Less is left now than once ended leases have left the device.
+            let room = is_shared.then(|| self.room(index, true, !held.is_nothing()));
+            let room = room.flatten();
             let room = room.and_then(|room| held.left_of(room));
             let room = room.filter(|room| !room.is_empty());
             rooms.extend(room.map(|room| (class.clone(), room, index)));
