@@ -101,9 +101,9 @@ pub(crate) fn part_of_device(permille: u32) -> Option<f64> {
 pub struct DeviceFingerprint {
     /// Equal for devices that compute in the same way.
     pub hash: [u8; 16],
-    /// Whether a program gives the same bits each time it runs on such a device. CPU devices
-    /// are exact, and GPUs are if their worker was built without the feature `tuning`: with it,
-    /// kernels add up with atomics, and are chosen by measurements.
+    /// Whether a program gives the same bits each time it runs on such a device. Devices of
+    /// kind `flex` are exact, and others are if their worker was built without the feature `tuning`:
+    /// with it, kernels add up with atomics, and are chosen by measurements.
     pub is_exact: bool,
 }
 

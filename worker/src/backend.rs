@@ -7,7 +7,7 @@
 mod bounds;
 mod burn_tensors;
 #[cfg(feature = "cube")]
-pub(crate) mod cube;
+mod cube;
 mod flex;
 mod lacking_dtypes;
 
@@ -29,6 +29,9 @@ use tokio::runtime::Handle;
 
 use self::{burn_tensors::BurnTensors, lacking_dtypes::LackingDtypes};
 use crate::custom::{CustomOps, FailedCustomOp, Handlers};
+
+/// Whether GPUs of this build are exact: no kernel of CubeCL is chosen by a measurement.
+pub(crate) const ARE_GPUS_EXACT: bool = cfg!(all(feature = "cube", not(feature = "tuning")));
 
 /// The memory that a tensor uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

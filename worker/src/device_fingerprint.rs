@@ -12,10 +12,18 @@ use std::{fmt, fs, path::Path, sync::OnceLock};
 
 use tensord_proto::v1;
 
-use crate::devices::{FLEX, FoundDevice};
+use crate::{
+    backend::ARE_GPUS_EXACT,
+    devices::{FLEX, FoundDevice},
+};
 
-/// Whether kernels are chosen by the device and the shapes alone, not by measurements.
-const HAS_FIXED_KERNELS: bool = !cfg!(feature = "tuning");
+/// The languages in which this build gives kernels to graphics drivers.
+const SHADERS: &str = match (cfg!(feature = "vulkan"), cfg!(feature = "metal")) {
+    (true, true) => "WGSL, SPIR-V, MSL",
+    (true, false) => "WGSL, SPIR-V",
+    (false, true) => "WGSL, MSL",
+    (false, false) => "WGSL",
+};
 
 /// Bytes of the hash.
 pub const HASH_BYTES: usize = 16;
@@ -49,14 +57,14 @@ impl DeviceFingerprint {
         if !is_flex {
             parts.push(("model", device.name.clone()));
             parts.push(("driver", driver(device)));
-            parts.push(("shaders", shaders(&device.selection.kind).into()));
+            parts.push(("shaders", SHADERS.into()));
         }
-        if !is_flex && HAS_FIXED_KERNELS {
+        if !is_flex && ARE_GPUS_EXACT {
             parts.push(("kernels", "fixed".into()));
         }
         Self {
             parts,
-            is_exact: is_flex || HAS_FIXED_KERNELS,
+            is_exact: is_flex || ARE_GPUS_EXACT,
         }
     }
 
@@ -102,16 +110,6 @@ impl fmt::Display for DeviceFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = self.hash().into_iter().take(SHORT_BYTES);
         bytes.try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-/// Returns the language of the kernels that the driver compiles.
-fn shaders(kind: &str) -> &'static str {
-    match kind {
-        "vulkan" if cfg!(feature = "vulkan") => "SPIR-V",
-        "metal" if cfg!(feature = "metal") => "MSL",
-        "metal" | "vulkan" | "webgpu" => "WGSL",
-        _ => "the runtime's own",
     }
 }
 
@@ -278,7 +276,7 @@ mod tests {
     fn a_driver_without_a_version_is_unknown() {
         let driver = |name| {
             let fingerprint = DeviceFingerprint::of(&device("webgpu", name));
-            assert_eq!(fingerprint.is_exact(), HAS_FIXED_KERNELS);
+            assert_eq!(fingerprint.is_exact(), ARE_GPUS_EXACT);
             let mut parts = fingerprint.parts();
             parts
                 .find(|(part, _)| *part == "driver")

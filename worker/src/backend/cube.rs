@@ -14,13 +14,10 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, T
 use burn_router::TensorInterpreter;
 use burn_std::stream::StreamId;
 
-use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors};
+use super::{ARE_GPUS_EXACT, SessionBackend, StorageInfo, StoredTensor, StoredTensors};
 use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
-
-/// Whether ops give the same bits each time: no kernel is chosen by a measurement.
-pub(crate) const IS_EXACT: bool = !cfg!(feature = "tuning");
 
 impl SessionBackend for Cube {
     const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool> = None;
@@ -36,15 +33,18 @@ impl SessionBackend for Cube {
     const TRUSTS_INDICES: bool = true;
 
     fn execute_exactly(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
-        IS_EXACT && exact::execute(interpreter, op)
+        ARE_GPUS_EXACT && exact::execute(interpreter, op)
     }
 
     fn unsupported(op: &OperationIr) -> Option<String> {
-        exact::unsupported(op).filter(|_| IS_EXACT)
+        match ARE_GPUS_EXACT {
+            true => exact::unsupported(op),
+            false => None,
+        }
     }
 
     fn finish_op(device: &CubeDevice) {
-        if IS_EXACT {
+        if ARE_GPUS_EXACT {
             execute_queue(device);
         }
     }

@@ -12,7 +12,7 @@ use super::{
         Kind, axes, axis, broadcast, check_dims_except, check_output, check_same_as_input,
         check_volume, dims, format_dims, has_dims, has_dtype, must, same_dtype, sum, unsupported,
     },
-    scratch::{bytes, f32_copy_bytes, indices, saturating_sum},
+    scratch::{bytes, exact_sum_bytes, f32_copy_bytes, indices, saturating_sum},
 };
 
 pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
@@ -210,7 +210,7 @@ fn powi(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
 fn reduce(op: &ReduceOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
     check_output(&op.out, &[1], op.input.dtype)?;
-    Ok(bytes(&op.input))
+    Ok(bytes(&op.input).max(exact_sum_bytes(&op.input)))
 }
 
 fn reduce_dim(op: &ReduceDimOpIr, kind: Kind, len: usize) -> OpCheckResult {

@@ -10,6 +10,8 @@ use std::{sync::OnceLock, thread::available_parallelism};
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_ir::{ScatterOpIr, TensorIr};
 
+use crate::backend::ARE_GPUS_EXACT;
+
 /// Size of an index in Flex's kernels.
 const INDEX_BYTES: u64 = 8;
 
@@ -60,10 +62,19 @@ pub(super) fn indices(tensor: &TensorIr) -> u64 {
 /// Returns the bytes that a scatter-add of floats needs in addition where GPUs are exact: two tensors like the whole, for
 /// the values of one place of the axis at a time (`backend/cube/exact.rs`).
 pub(super) fn exact_scatter_bytes(op: &ScatterOpIr) -> u64 {
-    let is_exact = cfg!(all(feature = "cube", not(feature = "tuning")));
     let adds_floats = op.update == IndexingUpdateOp::Add && op.tensor.dtype.is_float();
-    match is_exact && adds_floats {
+    match ARE_GPUS_EXACT && adds_floats {
         true => bytes(&op.tensor).saturating_mul(2),
+        false => 0,
+    }
+}
+
+/// Returns the bytes that a sum or mean of all elements of `tensor` needs where GPUs are exact: a copy in a row, as `f32`
+/// if the type is a half one, and a copy of whole rows of that.
+pub(super) fn exact_sum_bytes(tensor: &TensorIr) -> u64 {
+    let each = tensor.dtype.size().max(4) as u64;
+    match ARE_GPUS_EXACT && tensor.dtype.is_float() {
+        true => elements(tensor).saturating_mul(2 * each),
         false => 0,
     }
 }

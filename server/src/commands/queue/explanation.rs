@@ -202,7 +202,7 @@ fn ends_text(waiting: &Waiting) -> String {
         ),
         (
             waiting.at_limit,
-            "a lease of its tenant ends or is suspended, an earlier request of it is withdrawn, or its limit is raised",
+            "a lease of its tenant ends or is suspended, an earlier request of the tenant is withdrawn, or its limit is raised",
         ),
         (
             waiting.reserved_for.is_some(),
@@ -273,7 +273,7 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
   limit      there may be enough devices, but its tenant would have more than its limit
   devices    2 devices; suitable: 5 free, 3 leased
-  may end if a lease of its tenant ends or is suspended, an earlier request of it is withdrawn, or its limit is raised
+  may end if a lease of its tenant ends or is suspended, an earlier request of the tenant is withdrawn, or its limit is raised
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
         waiting.position = 1;

@@ -1,6 +1,6 @@
 //! Ops that give the same bits each time, for builds without the feature `tuning`.
 //!
-//! Such a build chooses each kernel by the device and the shapes alone, and executes the queue of ops to be fused after
+//! Such a build chooses each kernel by the device, the shapes and the layouts, and executes the queue of ops to be fused after
 //! each of them, so that what is fused does not depend on what ran before. What is left are kernels whose threads add up
 //! with atomics, in any order: sums of all elements, and scatter-add on floats. These ops are put together here from
 //! others. An op for which that is not possible is refused.
@@ -14,6 +14,8 @@ use burn_ir::{
     TensorIr,
 };
 use burn_router::TensorInterpreter;
+
+use super::execute_queue;
 
 /// Number of elements that one row of a sum has. Each row is added up by one thread.
 const ROW_ELEMENTS: usize = 256;
@@ -29,7 +31,13 @@ pub(super) fn unsupported(op: &OperationIr) -> Option<String> {
             "scatter_nd, several values of which may be for one element"
         }
         OperationIr::BaseFloat(BaseOperationIr::Scatter(scatter)) if adds(scatter) => {
-            let count = scatter.value.shape[scatter.dim];
+            // The op has not been checked yet.
+            let count = scatter
+                .value
+                .shape
+                .get(scatter.dim)
+                .copied()
+                .unwrap_or_default();
             let text = format!(
                 "scatter-add of {count} values along a dimension (it has up to {MAX_SCATTERED})"
             );
@@ -59,11 +67,15 @@ pub(super) fn execute(interpreter: &mut TensorInterpreter<Cube>, op: &OperationI
     match op {
         OperationIr::NumericFloat(_, NumericOperationIr::Sum(reduce)) => {
             let input = float(interpreter, &reduce.input);
-            register(interpreter, &reduce.out, sum::<Cube>(input));
+            register(interpreter, &reduce.out, sum::<Cube>(input, &execute_queue));
         }
         OperationIr::NumericFloat(_, NumericOperationIr::Mean(reduce)) => {
             let input = float(interpreter, &reduce.input);
-            register(interpreter, &reduce.out, mean::<Cube>(input));
+            register(
+                interpreter,
+                &reduce.out,
+                mean::<Cube>(input, &execute_queue),
+            );
         }
         OperationIr::BaseFloat(BaseOperationIr::Scatter(scatter)) if adds(scatter) => {
             let out = scatter_float(interpreter, scatter);
@@ -94,19 +106,20 @@ fn scatter_float(
         unreachable!("indices that are not integers are refused");
     };
     let value = float(interpreter, &scatter.value);
-    scatter_add::<Cube>(scatter.dim, tensor, indices, value, super::execute_queue)
+    scatter_add::<Cube>(scatter.dim, tensor, indices, value, &execute_queue)
 }
 
-/// Returns the sum of all elements, of shape `[1]`: rows are added up, and then their sums.
-fn sum<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+/// Returns the sum of all elements, of shape `[1]`: rows are added up, and then their sums. Calls `finish` after each
+/// kernel, so that none is fused with another.
+fn sum<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> FloatTensor<B> {
     let dtype = tensor.dtype();
-    from_f32::<B>(sum_rows::<B>(as_f32::<B>(tensor)), dtype)
+    from_f32::<B>(sum_rows::<B>(as_f32::<B>(tensor), finish), dtype)
 }
 
-/// Returns the mean of all elements, of shape `[1]`.
-fn mean<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+/// Returns the mean of all elements, of shape `[1]`, as [`sum`] does.
+fn mean<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> FloatTensor<B> {
     let (dtype, count) = (tensor.dtype(), tensor.shape().num_elements());
-    let sum = sum_rows::<B>(as_f32::<B>(tensor));
+    let sum = sum_rows::<B>(as_f32::<B>(tensor), finish);
     from_f32::<B>(B::float_div_scalar(sum, Scalar::from(count as f64)), dtype)
 }
 
@@ -125,21 +138,30 @@ fn from_f32<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> 
     }
 }
 
-fn sum_rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let count = tensor.shape().num_elements();
-    let flat = B::float_reshape(tensor, Shape::new([count]));
+fn sum_rows<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> FloatTensor<B> {
+    let (device, count) = (tensor.device(), tensor.shape().num_elements());
+    let finished = |tensor: FloatTensor<B>| {
+        finish(&device);
+        tensor
+    };
+    let flat = finished(B::float_reshape(tensor, Shape::new([count])));
     if count <= ROW_ELEMENTS {
-        return B::float_sum_dim(flat, 0);
+        return finished(B::float_sum_dim(flat, 0));
     }
     let rows = count / ROW_ELEMENTS;
     let whole = B::float_slice(flat.clone(), &[Slice::from(0..rows * ROW_ELEMENTS)]);
-    let whole = B::float_reshape(whole, Shape::new([rows, ROW_ELEMENTS]));
-    let sums = B::float_reshape(B::float_sum_dim(whole, 1), Shape::new([rows]));
+    let whole = finished(B::float_reshape(whole, Shape::new([rows, ROW_ELEMENTS])));
+    let sums = finished(B::float_sum_dim(whole, 1));
+    let sums = B::float_reshape(sums, Shape::new([rows]));
     if rows * ROW_ELEMENTS == count {
-        return sum_rows::<B>(sums);
+        return sum_rows::<B>(sums, finish);
     }
-    let rest = B::float_slice(flat, &[Slice::from(rows * ROW_ELEMENTS..count)]);
-    sum_rows::<B>(B::float_cat(vec![sums, B::float_sum_dim(rest, 0)], 0))
+    let rest = finished(B::float_slice(
+        flat,
+        &[Slice::from(rows * ROW_ELEMENTS..count)],
+    ));
+    let rest = finished(B::float_sum_dim(rest, 0));
+    sum_rows::<B>(finished(B::float_cat(vec![sums, rest], 0)), finish)
 }
 
 /// Adds values to the elements of `tensor` at these indices along a dimension: those at one place of the dimension at
@@ -150,7 +172,7 @@ fn scatter_add<B: Backend>(
     tensor: FloatTensor<B>,
     indices: IntTensor<B>,
     value: FloatTensor<B>,
-    finish: impl Fn(&B::Device),
+    finish: &dyn Fn(&B::Device),
 ) -> FloatTensor<B> {
     let (shape, dtype, device) = (tensor.shape(), tensor.dtype(), tensor.device());
     let sizes = value.shape();
@@ -179,6 +201,7 @@ mod tests {
     use burn_backend::TensorData;
     use burn_backend::ops::FloatTensorOps;
     use burn_flex::{Flex, FlexDevice, FlexTensor};
+    use burn_ir::{TensorId, TensorStatus};
 
     use super::*;
 
@@ -209,9 +232,17 @@ mod tests {
         ];
         for shape in sizes {
             let expected = floats(Flex::float_sum(values(shape)));
-            assert_eq!(floats(sum::<Flex>(values(shape))), expected, "{shape:?}");
+            assert_eq!(
+                floats(sum::<Flex>(values(shape), &|_| ())),
+                expected,
+                "{shape:?}"
+            );
             let expected = floats(Flex::float_mean(values(shape)));
-            assert_eq!(floats(mean::<Flex>(values(shape))), expected, "{shape:?}");
+            assert_eq!(
+                floats(mean::<Flex>(values(shape), &|_| ())),
+                expected,
+                "{shape:?}"
+            );
         }
     }
 
@@ -219,9 +250,9 @@ mod tests {
     #[test]
     fn sums_of_half_types_are_sums_of_f32() {
         let ones = || Flex::float_ones(Shape::new([70_000]), &FlexDevice, FloatDType::F16);
-        assert_eq!(floats(mean::<Flex>(ones())), [1.0]);
-        assert_eq!(floats(sum::<Flex>(ones())), [f32::INFINITY]);
-        assert_eq!(mean::<Flex>(ones()).dtype(), DType::F16);
+        assert_eq!(floats(mean::<Flex>(ones(), &|_| ())), [1.0]);
+        assert_eq!(floats(sum::<Flex>(ones(), &|_| ())), [f32::INFINITY]);
+        assert_eq!(mean::<Flex>(ones(), &|_| ()).dtype(), DType::F16);
     }
 
     #[test]
@@ -232,8 +263,37 @@ mod tests {
             let (tensor, value) = (|| values(&[3, 3]), || values(&[2, 3]));
             let expected =
                 Flex::float_scatter(dim, tensor(), indices(), value(), IndexingUpdateOp::Add);
-            let found = scatter_add::<Flex>(dim, tensor(), indices(), value(), |_| ());
+            let found = scatter_add::<Flex>(dim, tensor(), indices(), value(), &|_| ());
             assert_eq!(floats(found), floats(expected), "dimension {dim}");
         }
+    }
+
+    /// What a program sends is not checked yet when the worker asks whether it has the op.
+    #[test]
+    fn a_scatter_along_no_dimension_is_left_to_the_check() {
+        let tensor = |id| TensorIr {
+            id: TensorId::new(id),
+            shape: Shape::new([2]),
+            status: TensorStatus::ReadOnly,
+            dtype: DType::F32,
+        };
+        let scatter = |dim, update| {
+            let op = BaseOperationIr::Scatter(ScatterOpIr {
+                tensor: tensor(1),
+                dim,
+                indices: tensor(2),
+                value: TensorIr {
+                    shape: Shape::new([MAX_SCATTERED + 1]),
+                    ..tensor(3)
+                },
+                update,
+                out: tensor(4),
+            });
+            unsupported(&OperationIr::BaseFloat(op))
+        };
+        assert_eq!(scatter(9, IndexingUpdateOp::Add), None);
+        assert_eq!(scatter(0, IndexingUpdateOp::Assign), None);
+        let refused = scatter(0, IndexingUpdateOp::Add).unwrap();
+        assert!(refused.contains("1025 values"), "{refused}");
     }
 }
