@@ -257,10 +257,10 @@ mod tests {
 
     #[test]
     fn values_for_one_element_are_all_added() {
-        for dim in [0, 1] {
+        for (dim, shape) in [(0, [3, 3]), (1, [2, 3])] {
             let indices = [0_i64, 2, 2, 1, 0, 0];
             let indices = || FlexTensor::from_data(TensorData::new(indices.to_vec(), [2, 3]));
-            let (tensor, value) = (|| values(&[3, 3]), || values(&[2, 3]));
+            let (tensor, value) = (|| values(&shape), || values(&[2, 3]));
             let expected =
                 Flex::float_scatter(dim, tensor(), indices(), value(), IndexingUpdateOp::Add);
             let found = scatter_add::<Flex>(dim, tensor(), indices(), value(), &|_| ());
