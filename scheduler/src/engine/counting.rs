@@ -10,7 +10,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::holds::Expected;
-use crate::queue::QueuedRequest;
+use crate::queue::Rank;
 use crate::tenants::{Amounts, TenantLimit, TenantName};
 
 /// Requests that can count on devices, of tenants with limits: by tenant, each with what these are.
@@ -35,40 +35,25 @@ impl CountingRequests {
 }
 
 impl Engine {
-    /// Returns what a request's tenant has, for the check of the limit, with what earlier requests of the tenant can
+    /// Returns what the tenant of a request has, for the check of the limit, with what earlier requests of the tenant can
     /// count on.
-    pub(super) fn counts_for(&self, request: &QueuedRequest) -> Cow<'_, Amounts> {
-        let tenant = &request.tenant;
+    pub(super) fn counts_for(&self, tenant: &TenantName, request: Rank) -> Cow<'_, Amounts> {
         match self.counting.has_any_of(tenant) {
             true => Cow::Owned(self.counts_with_requests(tenant, Some(request))),
             false => Cow::Borrowed(self.used_by(tenant)),
         }
     }
 
-    /// As [`counts_for`](Self::counts_for), of a request of this tenant that waits.
-    pub(super) fn counts_for_queued(
-        &self,
-        tenant: &TenantName,
-        request: LeaseId,
-    ) -> Cow<'_, Amounts> {
-        let has_any = self.counting.has_any_of(tenant);
-        let waiting = has_any.then(|| self.queue.get(request)).flatten();
-        match waiting {
-            Some(waiting) => self.counts_for(waiting),
-            None => Cow::Borrowed(self.used_by(tenant)),
-        }
-    }
-
-    /// Returns the number of requests of a request's tenant that come before it and can count on devices.
-    pub(super) fn counting_before(&self, request: &QueuedRequest) -> usize {
-        self.counting_of(&request.tenant, Some(request)).count()
+    /// Returns the number of requests of a tenant that come before one of it and can count on devices.
+    pub(super) fn counting_before(&self, tenant: &TenantName, request: Rank) -> usize {
+        self.counting_of(tenant, Some(request)).count()
     }
 
     /// Returns what a tenant has, with what its requests can count on that come before one, or else all.
     pub(super) fn counts_with_requests(
         &self,
         tenant: &TenantName,
-        request: Option<&QueuedRequest>,
+        request: Option<Rank>,
     ) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
         let before = self.counting_of(tenant, request);
@@ -81,17 +66,14 @@ impl Engine {
     fn counting_of(
         &self,
         tenant: &TenantName,
-        request: Option<&QueuedRequest>,
+        request: Option<Rank>,
     ) -> impl Iterator<Item = &Amounts> {
-        let place = |request: &QueuedRequest| {
-            let is_guaranteed = self.queue.guaranteed().contains(request.lease);
-            (!is_guaranteed, request.rank())
-        };
+        let place = |rank: Rank| (!self.queue.guaranteed().contains(rank.lease), rank);
         let until = request.map(place);
         let counting = self.counting.of(tenant);
         counting.filter_map(move |(lease, devices)| {
             let counting = self.queue.get(*lease)?;
-            let is_before = until.is_none_or(|until| place(counting) < until);
+            let is_before = until.is_none_or(|until| place(counting.rank()) < until);
             is_before.then_some(devices)
         })
     }

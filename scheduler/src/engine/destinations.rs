@@ -101,8 +101,8 @@ impl Engine {
         if let Some(free) = self.free_beside_spot(id) {
             return self.pool.hold_back(id, free, |_| share);
         }
-        let is_before_spot = || self.queue.shapes().any(|shape| !shape.is_spot);
-        if lease.is_reclaimed || lease.is_spot && is_before_spot() {
+        let has_earlier_requests = || self.queue.shapes().any(|shape| !shape.is_spot);
+        if lease.is_reclaimed || lease.is_spot && has_earlier_requests() {
             // It waits behind others, perhaps for long.
             return;
         }

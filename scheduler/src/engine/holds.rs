@@ -1,11 +1,10 @@
 //! Free devices that are held back for requests, and the leases that come after these.
 //!
 //! A request is *entitled* to devices if it is within its tenant's guarantee, has a reservation, or is not one
-//! for a spot lease while there are such leases or requests. It may need more than are free. Once there will be enough, as
-//! others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free ones,
-//! nor a share of a device whose leases are to make room for it. So it waits for leases that have just begun no
-//! longer than until the first enough of them have run for
-//! [`Options::min_run_time`](crate::Options::min_run_time).
+//! for a spot lease while there are such leases or requests. It may need more than are free. Once there will be
+//! enough, as others are being released, or leases can be suspended for it (`reclaim.rs`), nothing else gets the free
+//! ones, nor a share of a device whose leases are to make room for it. So it waits for leases that have just begun no
+//! longer than until the first enough of them have run for [`Options::min_run_time`](crate::Options::min_run_time).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,7 +11,7 @@ use crate::command::Command;
 use crate::device::{Demand, DeviceSpec, Shape};
 use crate::options::RequestOrder;
 use crate::pool::Feasibility;
-use crate::queue::QueuedRequest;
+use crate::queue::{QueuedRequest, Rank};
 use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::{
     Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order,
@@ -157,7 +157,7 @@ impl Engine {
         let reasons = waiting.map(|waiting| {
             let lease = waiting.lease;
             let before = self.own_reservations_before(waiting);
-            let counting = self.counting_before(waiting);
+            let counting = self.counting_before(&waiting.tenant, waiting.rank());
             let shape = Shape::of(&waiting.demand);
             let key = (&waiting.tenant, shape, before, counting);
             let is_guaranteed = self.queue.guaranteed().contains(lease);
@@ -367,17 +367,17 @@ impl Engine {
         let requests = self.queue.by_tenant().get(tenant)?;
         let (used, limit) = (self.used_by(tenant), &self.policy_of(tenant).limit);
         let guaranteed = self.queue.guaranteed();
-        let is_allowed = |lease: LeaseId, shape: &Shape| {
-            let counts = self.counts_for_queued(tenant, lease);
+        let is_allowed = |rank: Rank, shape: &Shape| {
+            let counts = self.counts_for(tenant, rank);
             let may_have = |device: &DeviceSpec| {
-                limit.allows(&counts, device, shape) && self.may_pass(lease, shape, device)
+                limit.allows(&counts, device, shape) && self.may_pass(rank.lease, shape, device)
             };
             self.pool.free_for(shape, may_have) >= shape.devices as usize
         };
         let head = |shape: &Shape| {
             let mut of_shape = requests.of_shape(shape);
             let first = of_shape.find(|rank| !guaranteed.contains(rank.lease));
-            first.filter(|rank| is_allowed(rank.lease, shape))
+            first.filter(|rank| is_allowed(*rank, shape))
         };
         // There may be many shapes that fit, and many of the tenant.
         let first = match shapes.len() <= requests.shape_count() {
@@ -454,7 +454,7 @@ impl Engine {
 
     /// Returns whether a request can be granted, and with which devices.
     fn assess(&self, waiting: &QueuedRequest) -> Feasibility {
-        let counts = self.counts_for(waiting);
+        let counts = self.counts_for(&waiting.tenant, waiting.rank());
         let may_get = self.may_get(waiting, &counts);
         self.pool.assess(waiting.lease, &waiting.demand, may_get)
     }

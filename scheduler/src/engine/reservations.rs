@@ -307,9 +307,12 @@ impl Engine {
         let requests = guaranteed.filter_map(|lease| self.queue.get(*lease));
         let mut known = BTreeSet::new();
         let heads = requests.filter_map(|request| {
-            let of_tenant = self.queue.by_tenant().get_key_value(&request.tenant);
-            let (tenant, requests) = of_tenant?;
-            let shape = requests.shape_of(&request.demand)?;
+            let tenant = &request.tenant;
+            let shape = self
+                .queue
+                .by_tenant()
+                .get(tenant)?
+                .shape_of(&request.demand)?;
             let is_first = known.insert((tenant, shape));
             is_first.then(|| (tenant, request.rank(), shape))
         });

@@ -126,12 +126,12 @@ impl Engine {
         }
     }
 
-    /// Returns whether a request cannot be granted while its tenant has what it has, and earlier requests of it can count
-    /// on what they can, as the tenant would have more than its limit.
+    /// Returns whether a request cannot be granted because its tenant would have more than its limit, with what the tenant
+    /// has and what earlier requests of the tenant can count on.
     pub(super) fn is_at_limit(&self, queued: &QueuedRequest) -> bool {
         let (tenant, demand) = (&queued.tenant, &queued.demand);
         let limit = &self.policy_of(tenant).limit;
-        let used = self.counts_for(queued);
+        let used = self.counts_for(tenant, queued.rank());
         let may_have = |device: &DeviceSpec| limit.allows(&used, device, demand);
         self.pool.offers(demand, may_have) < demand.devices as usize
     }

@@ -217,7 +217,7 @@ impl Engine {
 
     /// Returns when enough devices will be free for a request, if that is known.
     fn enough_for(&self, queued: &QueuedRequest) -> Option<Timestamp> {
-        let counts = self.counts_for(queued);
+        let counts = self.counts_for(&queued.tenant, queued.rank());
         let may_get = self.may_get(queued, &counts);
         self.enough_at(queued.lease, queued.demand.devices as usize, may_get)
     }

@@ -2,7 +2,8 @@
 //! shares of devices that others share, or of which shares are held back for others.
 //!
 //! More can be held back of a device that leases share than is left of it, if some of these are to make room. What
-//! is held back later than for a lease does not count for this one: those who come later count on leases that make room.
+//! is held back later than for a lease does not reduce the room of this one, as what comes later counts on leases that
+//! make room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

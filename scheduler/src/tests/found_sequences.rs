@@ -1,8 +1,42 @@
 //! Sequences of events that the property tests have found, each with what it once broke.
 
 use super::actions::KeptRecords;
-use super::property::{Op, attach_client_2, check_any, request, with_policy};
+use super::property::{Op, attach_client_2, check_any, check_with_policy, request};
 use super::*;
+
+/// Devices of a kind, or of any, for a lease that can be suspended.
+fn durable(devices: u32, kind: Option<&str>) -> Demand {
+    Demand {
+        durability: Durability::Auto,
+        ..demand_of(devices, kind)
+    }
+}
+
+fn durable_share(permille: u32) -> Demand {
+    Demand {
+        share_permille: Some(permille),
+        ..durable(1, Some("flex"))
+    }
+}
+
+fn spot(demand: Demand) -> Demand {
+    Demand {
+        is_spot: true,
+        ..demand
+    }
+}
+
+fn wait(millis: u64) -> Op {
+    Op::Wait { millis }
+}
+
+/// A worker's devices have been released from all leases that have ended.
+fn finish(worker: usize) -> Op {
+    Op::Finish {
+        worker,
+        devices: u32::MAX,
+    }
+}
 
 /// The sessions of a lease in a store may use what the devices had when their worker joined last.
 #[test]
@@ -22,7 +56,7 @@ fn worker_of_a_stored_lease_comes_back_with_other_devices_twice() {
             worker: 1,
             changed: true,
         },
-        Op::Wait { millis: 5000 },
+        wait(5_000),
         Op::Join {
             worker: 1,
             changed: false,
@@ -74,7 +108,7 @@ fn worker_is_cut_off_while_it_gets_snapshots() {
     };
     check_any(vec![
         request(1, Durability::Auto),
-        Op::Wait { millis: 5000 },
+        wait(5_000),
         Op::SnapshotsKept {
             worker: 1,
             all: true,
@@ -108,7 +142,7 @@ fn both_workers_of_a_lease_are_lost_at_once() {
         },
         Op::WorkerDisconnected { worker: 1 },
         Op::WorkerDisconnected { worker: 0 },
-        Op::Wait { millis: 5000 },
+        wait(5_000),
     ]);
 }
 
@@ -119,8 +153,7 @@ fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
     let durable = |client, devices, kind: &str, share_permille| {
         let demand = Demand {
             share_permille,
-            durability: Durability::Auto,
-            ..demand_of(devices, Some(kind))
+            ..durable(devices, Some(kind))
         };
         request(client, demand)
     };
@@ -128,7 +161,6 @@ fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
         share_permille: Some(250),
         ..demand_of(1, Some("vulkan"))
     };
-    let wait = || Op::Wait { millis: 10_000 };
     let ops = [
         durable(0, 3, "flex", None),
         request(0, not_durable),
@@ -140,13 +172,13 @@ fn a_lost_lease_keeps_its_room_beside_a_later_reservation() {
         durable(0, 1, "flex", None),
         Op::WorkerDisconnected { worker: 0 },
         durable(1, 1, "flex", None),
-        wait(),
-        wait(),
+        wait(10_000),
+        wait(10_000),
         durable(0, 1, "vulkan", Some(250)),
-        wait(),
+        wait(10_000),
         Op::Release { client: 1, nth: 20 },
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
+    check_with_policy(1, ops);
 }
 
 /// After a restart of the scheduler, a worker joins with other devices than a lease has got there, and leaves.
@@ -188,25 +220,14 @@ fn worker_joins_another_scheduler_with_other_devices() {
 /// free devices.
 #[test]
 fn handover_goes_on_although_others_have_free_devices() {
-    let request = |devices, kind| {
-        let demand = Demand {
-            durability: Durability::Auto,
-            ..demand_of(devices, kind)
-        };
-        request(0, demand)
-    };
-    let finish = |worker| Op::Finish {
-        worker,
-        devices: u32::MAX,
-    };
-    let wait = || Op::Wait { millis: 5000 };
+    let request = |devices, kind| request(0, durable(devices, kind));
     let ops = [
         Op::Join {
             worker: 3,
             changed: false,
         },
         request(1, Some("vulkan")),
-        wait(),
+        wait(5_000),
         Op::AllKept,
         request(4, Some("vulkan")),
         request(3, None),
@@ -218,7 +239,7 @@ fn handover_goes_on_although_others_have_free_devices() {
         },
         finish(0),
         request(2, None),
-        wait(),
+        wait(5_000),
         request(1, None),
         Op::AllKept,
         finish(2),
@@ -228,41 +249,7 @@ fn handover_goes_on_although_others_have_free_devices() {
         },
         finish(0),
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
-}
-
-/// What a request of the found sequences below demands: devices of a kind, or else any, for a lease that can be suspended.
-fn durable(devices: u32, kind: Option<&str>) -> Demand {
-    Demand {
-        durability: Durability::Auto,
-        ..demand_of(devices, kind)
-    }
-}
-
-fn durable_share(permille: u32) -> Demand {
-    Demand {
-        share_permille: Some(permille),
-        ..durable(1, Some("flex"))
-    }
-}
-
-fn spot(demand: Demand) -> Demand {
-    Demand {
-        is_spot: true,
-        ..demand
-    }
-}
-
-fn wait(millis: u64) -> Op {
-    Op::Wait { millis }
-}
-
-/// Reports that all leases have left a worker's devices that are to.
-fn finish(worker: usize) -> Op {
-    Op::Finish {
-        worker,
-        devices: u32::MAX,
-    }
+    check_with_policy(1, ops);
 }
 
 /// A grant beyond guarantees brings another request within that of its tenant, for which a device is free.
@@ -290,7 +277,7 @@ fn grant_beyond_guarantees_brings_a_request_within() {
         request(2, not_durable),
         finish(0),
     ];
-    check_any(with_policy(2).into_iter().chain(ops).collect());
+    check_with_policy(2, ops);
 }
 
 /// A grant brings a request within its tenant's guarantee, for which the share of a device has to be held back that a
@@ -322,7 +309,7 @@ fn share_is_held_back_for_a_request_that_a_grant_brings_within_the_guarantee() {
         wait(10_000),
         finish(0),
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
+    check_with_policy(1, ops);
 }
 
 /// A device of a spot lease is held back for a request, which then gets another one, as what was reserved for a request
@@ -359,7 +346,7 @@ fn spot_leases_go_on_beside_one_whose_device_a_request_does_not_need() {
         wait(10_000),
         Op::SetPolicy { which: 2 },
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
+    check_with_policy(1, ops);
 }
 
 /// A worker comes back with fewer devices while it has yet to release a lease from one that it had.
@@ -378,7 +365,7 @@ fn worker_comes_back_without_the_device_of_a_lease_that_it_has_to_end() {
         request(0, durable(1, None)),
         finish(0),
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
+    check_with_policy(1, ops);
 }
 
 /// A request gets within a guarantee by a new policy, and a later one of its tenant must not take a device of those that
@@ -433,5 +420,5 @@ fn later_requests_leave_room_within_the_limit() {
         wait(40_000),
         finish(0),
     ];
-    check_any(with_policy(1).into_iter().chain(ops).collect());
+    check_with_policy(1, ops);
 }

@@ -492,9 +492,10 @@ pub(super) fn check_any(ops: Vec<Op>) {
     world.check_nothing_left();
 }
 
-/// Returns what a sequence begins with in which tenants have a policy: client 2 is of another tenant than the others.
-pub(super) fn with_policy(which: usize) -> [Op; 2] {
-    [Op::SetPolicy { which }, attach_client_2()]
+/// As [`check_any`], with a policy of tenants, and client 2, which is of another tenant than the others.
+pub(super) fn check_with_policy(which: usize, ops: impl IntoIterator<Item = Op>) {
+    let start = [Op::SetPolicy { which }, attach_client_2()];
+    check_any(start.into_iter().chain(ops).collect());
 }
 
 pub(super) fn attach_client_2() -> Op {
@@ -526,15 +527,13 @@ proptest! {
     /// The same while tenants have devices beyond their guarantees, and others need these.
     #[test]
     fn any_events_with_reclaims(ops in vec(reclaiming_op(), 1..80), which in 1..POLICIES) {
-        let start = with_policy(which);
-        check_any(start.into_iter().chain(ops).collect());
+        check_with_policy(which, ops);
     }
 
     /// The same while leases are idle, and others need their devices.
     #[test]
     fn any_events_with_idle_leases(ops in vec(idle_op(), 1..80), which in 0..POLICIES) {
-        let start = with_policy(which);
-        check_any(start.into_iter().chain(ops).collect());
+        check_with_policy(which, ops);
     }
 
     /// One request waits for devices of leases that are idle since different times.

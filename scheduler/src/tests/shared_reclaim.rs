@@ -4,7 +4,9 @@ use tensord_proto::share::DeviceShare;
 
 use super::property::{Op, check_any};
 use super::reclaim::reclaimed;
-use super::shares::{GIB, granted_share, part, request_part, request_share, request_whole};
+use super::shares::{
+    GIB, granted_share, part, request_part, request_share, request_whole, with_share,
+};
 use super::suspension::{end_and_keep, hold, resume, suspend, suspended, waits_for};
 use super::tenants::{attach_of, kinds, queued_guaranteed, set_policy};
 use super::*;
@@ -37,11 +39,7 @@ fn borrowed_shares() -> Vec<Step> {
 
 /// A lease of client 1 goes on with a share of the first device of worker 1.
 fn moved_to_share(lease: u64, share: Option<DeviceShare>) -> Command {
-    let mut moved = durable::moved(1, lease, 1, 1, 0);
-    if let Command::Moved { devices, .. } = &mut moved {
-        devices[0].share = share;
-    }
-    moved
+    with_share(durable::moved(1, lease, 1, 1, 0), share)
 }
 
 /// The second device has fewer leases than the first.
@@ -289,8 +287,8 @@ fn room_is_held_back_for_the_next_request_when_the_first_is_refused() {
 }
 
 /// Lease 20 waits until an ended lease has left its half of the first device. A request counts on the other half, once
-/// spot lease 40 has run for long enough; so more of the device is held back than will be left. That is not in the way
-/// of lease 20, which came before, so the spot lease of the other device is not suspended for it.
+/// spot lease 40 has run for long enough; so more of the device is held back than will be left. What is held back for the
+/// request does not reduce the room of lease 20, which came before. So the spot lease of the other device goes on.
 #[test]
 fn what_is_held_back_for_a_later_request_costs_an_earlier_lease_nothing() {
     let share = |permille, gib| Share {
@@ -309,11 +307,9 @@ fn what_is_held_back_for_a_later_request_costs_an_earlier_lease_nothing() {
     };
     let devices = [exact(16), exact(8)];
     let granted = |id, number, index: u32, share: Share, lane| {
-        let mut granted = granted(id, number, &[(1, index, devices[index as usize].clone())]);
-        if let Command::Granted { devices, .. } = &mut granted {
-            devices[0].share = Some(share.in_lane(lane));
-        }
-        granted
+        let device = devices[index as usize].clone();
+        let granted = granted(id, number, &[(1, index, device)]);
+        with_share(granted, Some(share.in_lane(lane)))
     };
     let half = share(500, 5);
     let (off, auto) = (Durability::Off, Durability::Auto);

@@ -50,23 +50,18 @@ pub(super) fn granted_share(
     index: u32,
     share: Option<DeviceShare>,
 ) -> Command {
-    match granted(id, number, &[(1, index, exact(16))]) {
-        Command::Granted {
-            client,
-            request,
-            lease,
-            mut devices,
-        } => {
+    with_share(granted(id, number, &[(1, index, exact(16))]), share)
+}
+
+/// Returns a command that gives a lease a device, with a share of it instead.
+pub(super) fn with_share(mut command: Command, share: Option<DeviceShare>) -> Command {
+    match &mut command {
+        Command::Granted { devices, .. } | Command::Moved { devices, .. } => {
             devices[0].share = share;
-            Command::Granted {
-                client,
-                request,
-                lease,
-                devices,
-            }
         }
-        other => panic!("{other:?} is no grant"),
+        other => panic!("{other:?} gives no device"),
     }
+    command
 }
 
 /// Two devices, and three clients.

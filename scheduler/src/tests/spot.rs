@@ -7,7 +7,7 @@ use super::durable::{
 use super::reclaim::reclaimed;
 use super::several_workers::{drop_part, keep_each_other, waits_for_both};
 use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
-use super::tenants::{attach_of, kinds, request_kind, set_policy};
+use super::tenants::{attach_of, kinds, limit_of_16_gib, request_kind, set_policy};
 use super::*;
 
 fn spot(id: u64, number: u64, durability: Durability) -> Event {
@@ -381,10 +381,7 @@ fn a_limited_request_gets_the_device_of_its_own_tenants_spot_lease() {
 fn a_spot_lease_is_not_suspended_in_vain_for_a_limited_request() {
     let cuda_request = |id, number| request_for(id, number, demand_of(1, Some("cuda")));
     let limited = TenantPolicy {
-        limit: TenantLimit {
-            devices: BTreeMap::new(),
-            memory_bytes: Some(16 << 30),
-        },
+        limit: limit_of_16_gib(),
         ..TenantPolicy::default()
     };
     let mut start = start_with_snapshots();

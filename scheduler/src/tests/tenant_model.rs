@@ -154,7 +154,7 @@ impl World {
         let Some(policy) = self.policy.get(tenant) else {
             return false;
         };
-        let before = self
+        let others = self
             .waiting
             .iter()
             .filter(|it| is_other(it) && !it.demand.is_spot && tenant_of(it.client) == *tenant);
@@ -162,7 +162,7 @@ impl World {
         let all = all.get_or_insert_default();
         all.add(more);
         let mut has_other = false;
-        for waiting in before {
+        for waiting in others {
             has_other = true;
             all.add(&self.most_of(waiting));
         }

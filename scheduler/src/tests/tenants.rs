@@ -54,6 +54,13 @@ fn limit(devices: &[(&str, u32)]) -> TenantPolicy {
     }
 }
 
+pub(super) fn limit_of_16_gib() -> TenantLimit {
+    TenantLimit {
+        devices: BTreeMap::new(),
+        memory_bytes: Some(16 << 30),
+    }
+}
+
 pub(super) fn set_policy<const N: usize>(tenants: [(&str, TenantPolicy); N]) -> Event {
     let tenants = tenants.map(|(name, policy)| (name.into(), policy));
     Event::SetPolicy {
@@ -410,10 +417,7 @@ fn a_request_is_granted_that_comes_within_the_guarantee_by_a_grant() {
 fn what_a_request_can_count_on_counts_in_the_limit_for_later_ones() {
     let policy = TenantPolicy {
         guaranteed: kinds(&[("flex", 1)]),
-        limit: TenantLimit {
-            devices: BTreeMap::new(),
-            memory_bytes: Some(16 << 30),
-        },
+        limit: limit_of_16_gib(),
         ..TenantPolicy::default()
     };
     check([
@@ -457,10 +461,7 @@ fn what_a_request_can_count_on_counts_in_the_limit_for_later_ones() {
 #[test]
 fn a_request_with_a_higher_priority_does_not_wait_for_what_others_can_count_on() {
     let limited = TenantPolicy {
-        limit: TenantLimit {
-            devices: BTreeMap::new(),
-            memory_bytes: Some(16 << 30),
-        },
+        limit: limit_of_16_gib(),
         ..TenantPolicy::default()
     };
     let spot = Demand {

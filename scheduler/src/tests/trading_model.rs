@@ -20,7 +20,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::property::{
-    CLIENTS, Op, POLICIES, WORKERS, attach_client_2, check_any, share, spot, with_policy,
+    CLIENTS, Op, POLICIES, WORKERS, attach_client_2, check_any, check_with_policy, share, spot,
 };
 use super::world::World;
 use super::*;
@@ -213,8 +213,7 @@ proptest! {
     /// Between changes of demand, leases make room for others a limited number of times: the potential falls each time.
     #[test]
     fn leases_do_not_trade_places(phases in vec(phase(), 1..6), which in 1..POLICIES) {
-        let start = with_policy(which);
-        check_any(start.into_iter().chain(phases.into_iter().flatten()).collect());
+        check_with_policy(which, phases.into_iter().flatten());
     }
 }
 
