@@ -58,9 +58,9 @@ impl DeviceFingerprint {
             parts.push(("model", device.name.clone()));
             parts.push(("driver", driver(device)));
             parts.push(("shaders", SHADERS.into()));
-        }
-        if !is_flex && ARE_GPUS_EXACT {
-            parts.push(("kernels", "fixed".into()));
+            if ARE_GPUS_EXACT {
+                parts.push(("kernels", "fixed".into()));
+            }
         }
         Self {
             parts,
@@ -113,8 +113,8 @@ impl fmt::Display for DeviceFingerprint {
     }
 }
 
-/// Returns the name of a device's driver with its version; [`unknown`] without a version, as another host may have another
-/// one. CubeCL's own CPU runtime has none.
+/// Returns the name of a device's driver with its version. A driver that does not report its version counts as
+/// [`unknown`], as that of another host may have another version. CubeCL's own CPU runtime has no version.
 fn driver(device: &FoundDevice) -> String {
     let is_versioned = device.driver.contains(|c: char| c.is_ascii_digit());
     match is_versioned || device.selection.kind == "cpu" {
@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(known("x"), "x");
         assert!(known("").len() > "unknown on ".len() + 16, "{}", known(""));
     }
+
     #[cfg(feature = "webgpu")]
     #[test]
     fn a_driver_without_a_version_is_unknown() {

@@ -59,8 +59,8 @@ pub(super) fn indices(tensor: &TensorIr) -> u64 {
     elements(tensor).saturating_mul(INDEX_BYTES)
 }
 
-/// Returns the bytes that a scatter-add of floats needs in addition where GPUs are exact: two tensors like the whole, for
-/// the values of one place of the axis at a time (`backend/cube/exact.rs`).
+/// Returns the bytes that a scatter-add of floats needs in addition where GPUs are exact: two tensors like the output, for
+/// the values at one position of the axis at a time (`backend/cube/exact.rs`).
 pub(super) fn exact_scatter_bytes(op: &ScatterOpIr) -> u64 {
     let adds_floats = op.update == IndexingUpdateOp::Add && op.tensor.dtype.is_float();
     match ARE_GPUS_EXACT && adds_floats {
@@ -69,8 +69,8 @@ pub(super) fn exact_scatter_bytes(op: &ScatterOpIr) -> u64 {
     }
 }
 
-/// Returns the bytes that a sum or mean of all elements of `tensor` needs where GPUs are exact: a copy in a row, as `f32`
-/// if the type is a half one, and a copy of whole rows of that.
+/// Returns the bytes that a reduction of all elements of `tensor` needs at most where GPUs are exact. Sums and means make
+/// a contiguous copy, in `f32` if the type is a half one, and a copy of its whole rows.
 pub(super) fn exact_sum_bytes(tensor: &TensorIr) -> u64 {
     let each = tensor.dtype.size().max(4) as u64;
     match ARE_GPUS_EXACT && tensor.dtype.is_float() {

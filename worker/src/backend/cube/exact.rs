@@ -1,12 +1,11 @@
 //! Ops that give the same bits each time, for builds without the feature `tuning`.
 //!
-//! Such a build chooses each kernel by the device, the shapes and the layouts, and executes the queue of ops to be fused after
-//! each of them, so that what is fused does not depend on what ran before. What is left are kernels whose threads add up
-//! with atomics, in any order: sums of all elements, and scatter-add on floats. These ops are put together here from
-//! others. An op for which that is not possible is refused.
+//! Such a build chooses each kernel by the device, the shapes and the layouts, and executes the queue of ops to be fused
+//! after each op, so that what is fused does not depend on what ran before. The threads of some kernels add up with
+//! atomics, in any order: those of sums of all elements, and of scatter-add on floats. These ops are put together here
+//! from other kernels. An op for which that is not possible is refused.
 
-use burn_backend::tensor::IndexingUpdateOp;
-use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata};
 use burn_cubecl::Cube;
 use burn_ir::{
@@ -31,13 +30,9 @@ pub(super) fn unsupported(op: &OperationIr) -> Option<String> {
             "scatter_nd, several values of which may be for one element"
         }
         OperationIr::BaseFloat(BaseOperationIr::Scatter(scatter)) if adds(scatter) => {
-            // The op has not been checked yet.
-            let count = scatter
-                .value
-                .shape
-                .get(scatter.dim)
-                .copied()
-                .unwrap_or_default();
+            // The op has not been checked yet, so it may name a dimension that does not exist.
+            let count = scatter.value.shape.get(scatter.dim).copied();
+            let count = count.unwrap_or_default();
             let text = format!(
                 "scatter-add of {count} values along a dimension (it has up to {MAX_SCATTERED})"
             );
@@ -113,14 +108,14 @@ fn scatter_float(
 /// kernel, so that none is fused with another.
 fn sum<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> FloatTensor<B> {
     let dtype = tensor.dtype();
-    from_f32::<B>(sum_rows::<B>(as_f32::<B>(tensor), finish), dtype)
+    cast::<B>(sum_rows::<B>(as_f32::<B>(tensor), finish), dtype)
 }
 
 /// Returns the mean of all elements, of shape `[1]`, as [`sum`] does.
 fn mean<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> FloatTensor<B> {
     let (dtype, count) = (tensor.dtype(), tensor.shape().num_elements());
     let sum = sum_rows::<B>(as_f32::<B>(tensor), finish);
-    from_f32::<B>(B::float_div_scalar(sum, Scalar::from(count as f64)), dtype)
+    cast::<B>(B::float_div_scalar(sum, Scalar::from(count as f64)), dtype)
 }
 
 /// Sums of half types are sums of `f32`, as partial ones would lose bits.
@@ -131,10 +126,10 @@ fn as_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-fn from_f32<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    match dtype {
-        DType::F16 | DType::BF16 => B::float_cast(tensor, FloatDType::from(dtype)),
-        _ => tensor,
+fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => B::float_cast(tensor, FloatDType::from(dtype)),
     }
 }
 
@@ -164,9 +159,9 @@ fn sum_rows<B: Backend>(tensor: FloatTensor<B>, finish: &dyn Fn(&B::Device)) -> 
     sum_rows::<B>(finished(B::float_cat(vec![sums, rest], 0)), finish)
 }
 
-/// Adds values to the elements of `tensor` at these indices along a dimension: those at one place of the dimension at
-/// a time, as no two of these are for the same element. Calls `finish` after each place, so that no more than one is in
-/// memory.
+/// Adds values to the elements of `tensor` at these indices along a dimension. The values at one position of the
+/// dimension are added at a time, as no two of these are for the same element. Calls `finish` after each position, so
+/// that the copies for no more than one are in memory.
 fn scatter_add<B: Backend>(
     dim: usize,
     tensor: FloatTensor<B>,
@@ -184,11 +179,8 @@ fn scatter_add<B: Backend>(
             })
             .collect();
         let zeros = B::float_zeros(shape.clone(), &device, FloatDType::from(dtype));
-        let (indices, value) = (indices.clone(), value.clone());
-        let (indices, value) = (
-            B::int_slice(indices, &slices),
-            B::float_slice(value, &slices),
-        );
+        let indices = B::int_slice(indices.clone(), &slices);
+        let value = B::float_slice(value.clone(), &slices);
         let added = B::float_scatter(dim, zeros, indices, value, IndexingUpdateOp::Assign);
         let sum = B::float_add(sum, added);
         finish(&device);
@@ -268,7 +260,7 @@ mod tests {
         }
     }
 
-    /// What a program sends is not checked yet when the worker asks whether it has the op.
+    /// The worker calls [`unsupported`] before it checks an op, so the dimension may not exist.
     #[test]
     fn a_scatter_along_no_dimension_is_left_to_the_check() {
         let tensor = |id| TensorIr {
