@@ -35,10 +35,11 @@ pub(super) struct Step {
     pub(super) products: usize,
 }
 
-/// A program with a lease of the pool's only device.
+/// A program with a lease of the pool's only device, or with a device of its own process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::bench) struct SharingTurn {
-    pub(super) url: String,
+    /// The URL of the pool, or `None` for Flex in the program's own process.
+    pub(super) url: Option<String>,
     /// The share of the device, or `None` for the whole device.
     pub(super) share: Option<f64>,
     pub(super) step: Step,
@@ -64,8 +65,13 @@ pub(super) enum Program {
 ///
 /// If the pool fails.
 pub(super) fn run(context: &Context, turn: &SharingTurn) -> Result<Value> {
-    let (_pool, lease) = lease(turn)?;
-    let mut steps = Steps::new(&lease.devices()[0], turn.step);
+    let leased = turn.url.as_ref().map(|url| lease(url, turn.share));
+    let leased = leased.transpose()?;
+    let device = match &leased {
+        Some((_pool, lease)) => lease.devices()[0].clone(),
+        None => Device::flex(),
+    };
+    let mut steps = Steps::new(&device, turn.step);
     match turn.program {
         Program::Idle => {
             steps.take()?;
@@ -92,12 +98,12 @@ pub(super) fn run(context: &Context, turn: &SharingTurn) -> Result<Value> {
     }
 }
 
-fn lease(turn: &SharingTurn) -> Result<(Pool, Lease)> {
+fn lease(url: &str, share: Option<f64>) -> Result<(Pool, Lease)> {
     let mut request = LeaseRequest::devices(1).durable(durability());
-    if let Some(share) = turn.share {
+    if let Some(share) = share {
         request = request.share(share);
     }
-    lease_as(turn.url.parse()?, request)
+    lease_as(url.parse()?, request)
 }
 
 /// Returns the steps per second of a program that always has steps queued.

@@ -1,13 +1,14 @@
-//! The steps of a victim beside a neighbour that queues ten times as much work.
+//! The steps of a victim beside a neighbour that queues ten times as much work, alone, and without a pool.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::{
     Shared,
-    program::{Program, Step},
+    program::{Program, SharingTurn, Step},
 };
 use crate::{
+    bench::Bench,
     context::Context,
     stats::{Summary, quantile, ratio, round},
 };
@@ -20,6 +21,8 @@ const MIN_TURN_MS: f64 = 5.0;
 
 /// What has been measured of a victim, over all runs.
 pub(super) struct VictimResult {
+    local: Summary,
+    local_p99: Summary,
     alone: Summary,
     alone_p99: Summary,
     beside: Summary,
@@ -29,13 +32,17 @@ pub(super) struct VictimResult {
     pub(super) ratio: Summary,
     /// The same, in proportion to the 99th percentile alone.
     pub(super) to_p99: Summary,
+    /// The 99th percentile without a pool, in proportion to the median.
+    pub(super) local_ratio: Summary,
     products: usize,
 }
 
 impl VictimResult {
     /// Returns the labels and summaries of the times.
-    pub(super) fn rows(&self) -> [(&'static str, &Summary); 5] {
+    pub(super) fn rows(&self) -> [(&'static str, &Summary); 7] {
         [
+            ("without a pool, on local Flex, ms", &self.local),
+            ("without a pool, p99, ms", &self.local_p99),
             ("victim alone, ms", &self.alone),
             ("victim alone, p99, ms", &self.alone_p99),
             ("victim beside a neighbour, both 0.5, ms", &self.beside),
@@ -46,6 +53,9 @@ impl VictimResult {
 
     pub(super) fn to_json(&self) -> Value {
         json!({
+            "local_ms": round(self.local.median),
+            "local_p99_ms": round(self.local_p99.median),
+            "local_p99_ratio": round(self.local_ratio.median),
             "alone_ms": round(self.alone.median),
             "alone_p99_ms": round(self.alone_p99.median),
             "beside_ms": round(self.beside.median),
@@ -75,7 +85,45 @@ impl StepTimes {
     }
 }
 
-/// Measures the steps of a victim alone and beside a neighbour.
+/// One run: the steps without a pool, those of the victim alone, and those beside a neighbour.
+#[derive(Clone, Copy)]
+struct Run {
+    local: StepTimes,
+    alone: StepTimes,
+    beside: StepTimes,
+}
+
+impl Run {
+    /// Measures all three, in another order in each run.
+    fn measure(context: &Context, step: Step, run: usize) -> Result<Self> {
+        let measures = [victim_local, victim_alone, victim_beside];
+        let mut times = [None; 3];
+        for at in 0..measures.len() {
+            let at = (at + run) % measures.len();
+            times[at] = Some(measures[at](context, step)?);
+        }
+        let [local, alone, beside] = times.map(|it| it.expect("each has been measured"));
+        Ok(Self {
+            local,
+            alone,
+            beside,
+        })
+    }
+
+    /// Returns a turn of the neighbour, in ms.
+    fn turn_ms(&self, step: Step) -> f64 {
+        MIN_TURN_MS + self.alone.median / step.products as f64
+    }
+
+    /// Returns the 99th percentile beside a neighbour, without a turn of it, in proportion to what is due if a step
+    /// takes `alone_ms` alone.
+    fn ratio_to(&self, step: Step, alone_ms: f64) -> Result<f64> {
+        let waited = self.beside.p99 - self.turn_ms(step);
+        ratio(waited, alone_ms / VICTIM_SHARE).context("a step takes time")
+    }
+}
+
+/// Measures the steps of a victim alone and beside a neighbour, and the same steps without a pool.
 ///
 /// # Errors
 ///
@@ -85,45 +133,41 @@ pub(super) fn measure_victims(context: &Context, step: Step) -> Result<VictimRes
     for run in 0..context.runs {
         let text = format!("sharing, a victim: run {} of {}", run + 1, context.runs);
         context.progress.update(&text);
-        // The order changes from run to run.
-        runs.push(if run % 2 == 0 {
-            let alone = victim_alone(context, step)?;
-            (alone, victim_beside(context, step)?)
-        } else {
-            let beside = victim_beside(context, step)?;
-            (victim_alone(context, step)?, beside)
-        });
+        runs.push(Run::measure(context, step, run)?);
     }
-    let turn_ms = |alone: StepTimes| MIN_TURN_MS + alone.median / step.products as f64;
-    let ratios = |alone_ms: &dyn Fn(StepTimes) -> f64| {
-        let ratios = runs.iter().map(|&(alone, beside)| {
-            let due = alone_ms(alone) / VICTIM_SHARE;
-            ratio(beside.p99 - turn_ms(alone), due).context("a step takes time")
-        });
-        let ratios = ratios.collect::<Result<Vec<_>>>()?;
-        Summary::of(&ratios).context("there are runs")
-    };
-    let summary = |value: &dyn Fn(StepTimes, StepTimes) -> f64| {
-        let values: Vec<_> = runs
-            .iter()
-            .map(|&(alone, beside)| value(alone, beside))
-            .collect();
+    let summary = |value: &dyn Fn(&Run) -> Result<f64>| {
+        let values = runs.iter().map(value).collect::<Result<Vec<_>>>()?;
         Summary::of(&values).context("there are runs")
     };
     Ok(VictimResult {
-        alone: summary(&|alone, _| alone.median)?,
-        alone_p99: summary(&|alone, _| alone.p99)?,
-        beside: summary(&|_, beside| beside.median)?,
-        beside_p99: summary(&|_, beside| beside.p99)?,
-        turn: summary(&|alone, _| turn_ms(alone))?,
-        ratio: ratios(&|alone| alone.median)?,
-        to_p99: ratios(&|alone| alone.p99)?,
+        local: summary(&|run| Ok(run.local.median))?,
+        local_p99: summary(&|run| Ok(run.local.p99))?,
+        alone: summary(&|run| Ok(run.alone.median))?,
+        alone_p99: summary(&|run| Ok(run.alone.p99))?,
+        beside: summary(&|run| Ok(run.beside.median))?,
+        beside_p99: summary(&|run| Ok(run.beside.p99))?,
+        turn: summary(&|run| Ok(run.turn_ms(step)))?,
+        ratio: summary(&|run| run.ratio_to(step, run.alone.median))?,
+        to_p99: summary(&|run| run.ratio_to(step, run.alone.p99))?,
+        local_ratio: summary(&|run| {
+            ratio(run.local.p99, run.local.median).context("a step takes time")
+        })?,
         products: step.products,
     })
 }
 
 fn victim_steps(context: &Context) -> Program {
     Program::Steps(context.full_or_quick(200, 5))
+}
+
+fn victim_local(context: &Context, step: Step) -> Result<StepTimes> {
+    let turn = SharingTurn {
+        url: None,
+        share: None,
+        step,
+        program: victim_steps(context),
+    };
+    Ok(StepTimes::of(context.turn(Bench::Sharing, &turn)?))
 }
 
 fn victim_alone(context: &Context, step: Step) -> Result<StepTimes> {
