@@ -16,6 +16,8 @@ pub(crate) struct Outcome {
     /// The names of the devices' workers. The caller fills this in, as the training does
     /// not know them.
     pub(crate) workers: Vec<String>,
+    /// Whether the devices give the same bits each time. The caller fills this in.
+    pub(crate) is_exact: bool,
     /// The number of optimiser steps, each taken by all devices together.
     pub(crate) steps: usize,
     /// The share of the test set that the trained model classifies correctly, from 0 to 1.
@@ -59,8 +61,8 @@ pub(crate) struct Kill {
 }
 
 impl Chaos {
-    /// Returns the rows of the table.
-    fn rows(&self) -> [(&'static str, String); 3] {
+    /// Returns the rows of the table, for devices that give the same bits each time, or do not.
+    fn rows(&self, is_exact: bool) -> [(&'static str, String); 3] {
         let mut recovery_ms = self.recovery_ms();
         recovery_ms.sort_unstable();
         let kills = format!(
@@ -72,10 +74,14 @@ impl Chaos {
             (Some(median), Some(longest)) => format!("median {median} ms, longest {longest} ms"),
             _ => "none was needed".to_owned(),
         };
-        let losses = match self.first_difference {
-            None => format!("all {} identical to those without kills", self.losses.len()),
-            Some(at) => format!(
+        let losses = match (self.first_difference, is_exact) {
+            (None, _) => format!("all {} identical to those without kills", self.losses.len()),
+            (Some(at), true) => format!(
                 "different from those without kills, first at step {}",
+                at + 1
+            ),
+            (Some(at), false) => format!(
+                "different from those without kills from step {} on, as these devices are not exact",
                 at + 1
             ),
         };
@@ -176,7 +182,8 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
         ("sent", human_bytes(outcome.bytes_up)),
         ("received", human_bytes(outcome.bytes_down)),
     ];
-    let chaos = outcome.chaos.iter().flat_map(Chaos::rows);
+    let chaos = outcome.chaos.iter();
+    let chaos = chaos.flat_map(|chaos| chaos.rows(outcome.is_exact));
     let lines = rows.into_iter().chain(chaos);
     let lines = lines.map(|(name, value)| format!("{name:<15}{value}"));
     lines.collect::<Vec<_>>().join("\n")
@@ -254,6 +261,7 @@ mod tests {
             model: Model::Transformer,
             devices: 2,
             workers: vec!["gpu-1".into(), "gpu-2".into()],
+            is_exact: true,
             steps: 330,
             test_accuracy: 350.0 / 360.0,
             seconds: 2.5004,
@@ -295,6 +303,13 @@ losses         all 330 identical to those without kills";
         let table = render_table(&outcome_with_kills(Some(9)));
         let expected = "
 losses         different from those without kills, first at step 10";
+        assert!(table.ends_with(expected), "{table}");
+        let table = render_table(&Outcome {
+            is_exact: false,
+            ..outcome_with_kills(Some(9))
+        });
+        let expected = "
+losses         different from those without kills from step 10 on, as these devices are not exact";
         assert!(table.ends_with(expected), "{table}");
         let outcome = outcome_with_kills(None);
         let curve = outcome.chaos.as_ref().unwrap().to_json("mlp", 2);

@@ -145,6 +145,7 @@ pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
         model: options.model,
         devices: options.devices.len(),
         workers: Vec::new(),
+        is_exact: false,
         steps,
         test_accuracy: accuracy(&model, digits.test, &options.devices[0].clone().inner())?,
         seconds,

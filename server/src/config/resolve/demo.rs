@@ -27,8 +27,10 @@ impl Layers<'_> {
         {
             return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
         }
-        if settings.chaos {
-            check_chaos(pool.is_some(), kind.as_deref())?;
+        if settings.chaos && pool.is_some() {
+            return Err(ConfigError::CommandLine(
+                "--chaos kills workers, so it needs a pool of its own; leave out --url".into(),
+            ));
         }
         Ok(DemoConfig {
             model: settings.model,
@@ -42,18 +44,4 @@ impl Layers<'_> {
             quiet: settings.quiet,
         })
     }
-}
-
-/// Checks that `demo --chaos` gets a pool of its own and a lease that outlives its worker.
-fn check_chaos(has_pool: bool, kind: Option<&str>) -> Result<(), ConfigError> {
-    let problem = match (has_pool, kind) {
-        (true, _) => {
-            "--chaos kills workers, so it needs a pool of its own; leave out --url".to_owned()
-        }
-        (_, Some(kind)) if kind != "flex" => format!(
-            "--chaos --kind {kind}: only leases of CPU devices (flex) outlive a worker; leave out --kind"
-        ),
-        _ => return Ok(()),
-    };
-    Err(ConfigError::CommandLine(problem))
 }
