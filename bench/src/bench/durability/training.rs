@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use burn::tensor::{Device, Distribution, Tensor};
 use tensord_client::{Durability, Lease, LeaseEvent, LeaseRequest, Pool, PoolUrl};
 
-use super::{STEPS_PER_READ, TurnFigures};
+use super::{STEPS_PER_READ, turns::TurnFigures};
 use crate::{
     data::{self, Upload},
     models::Model,

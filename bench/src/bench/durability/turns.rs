@@ -1,0 +1,244 @@
+//! What the processes of the bench do: train, and kill or stop what runs the training.
+
+use std::{
+    collections::BTreeMap,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tensord_client::Durability;
+use tensord_testkit::resource_usage::{
+    is_running, processes_of_leases, signal_process, snapshots_bytes,
+};
+
+use super::{STEPS_PER_READ, training::Training};
+use crate::context::Context;
+
+/// How long a training is timed: several intervals between marks.
+const TIMED: Duration = Duration::from_secs(12);
+
+/// How long a training runs before its process is killed: long enough for a snapshot of the
+/// largest state.
+const BEFORE_KILL: Duration = Duration::from_secs(6);
+
+/// How long a worker may take to have a snapshot with all tensors.
+const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long the process of a lease may take to end after its worker.
+const EXIT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Snapshots after which the tensors that do not change are shared.
+const UNTIL_SHARED: u64 = 2;
+
+/// What a turn has measured.
+#[derive(Default, Serialize, Deserialize)]
+pub(in crate::bench) struct TurnFigures {
+    /// The time of a step, of the recovery, or of the pause, in ms.
+    pub(super) main_ms: f64,
+    /// Some of [`MORE_FIGURES`], by key.
+    pub(super) more: BTreeMap<String, f64>,
+}
+
+impl TurnFigures {
+    pub(super) fn of(main: Duration) -> Self {
+        Self {
+            main_ms: main.as_secs_f64() * 1000.0,
+            more: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, key: &str, figure: f64) {
+        self.more.insert(key.into(), figure);
+    }
+}
+
+/// The work of a process.
+#[derive(Serialize, Deserialize)]
+pub(in crate::bench) enum DurabilityTurn {
+    /// Trains, and is measured.
+    Train {
+        url: String,
+        state_mib: u64,
+        is_durable: bool,
+        /// Whether the tensors beside it do not change.
+        is_constant: bool,
+    },
+    /// Trains, and kills the process of its lease, a child of `pool_process`.
+    Kill {
+        url: String,
+        state_mib: u64,
+        pool_process: u32,
+    },
+    /// Trains, and kills or stops the one of these worker processes that runs its lease.
+    EndWorker {
+        url: String,
+        state_mib: u64,
+        workers: Vec<u32>,
+        is_killed: bool,
+    },
+}
+
+/// Takes a turn.
+///
+/// # Errors
+///
+/// If the pool fails.
+pub(in crate::bench) fn turn(context: &Context, turn: &DurabilityTurn) -> Result<Value> {
+    let figures = measure(context, turn)?;
+    Ok(serde_json::to_value(figures)?)
+}
+
+fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
+    match turn {
+        DurabilityTurn::Train {
+            url,
+            state_mib,
+            is_durable,
+            is_constant,
+        } => {
+            let durability = match is_durable {
+                true => Durability::Auto,
+                false => Durability::Off,
+            };
+            let mut training = Training::start(url, *state_mib, durability, *is_constant)?;
+            training.run(STEPS_PER_READ)?;
+            if *is_constant && *is_durable {
+                training.run_until_commits(UNTIL_SHARED)?;
+            }
+            let timed = context.full_or_quick(TIMED, Duration::from_millis(100));
+            training.timed(timed, *is_durable)
+        }
+        DurabilityTurn::Kill {
+            url,
+            state_mib,
+            pool_process,
+        } => {
+            let kill = || kill_process(*pool_process);
+            first_new_answer(context, url, *state_mib, &[*pool_process], kill)
+        }
+        DurabilityTurn::EndWorker {
+            url,
+            state_mib,
+            workers,
+            is_killed: true,
+        } => {
+            let kill = || kill_worker(workers);
+            first_new_answer(context, url, *state_mib, workers, kill)
+        }
+        DurabilityTurn::EndWorker {
+            url,
+            state_mib,
+            workers,
+            is_killed: false,
+        } => move_pause(context, url, *state_mib, workers),
+    }
+}
+
+/// Starts a training of which all `workers` have a snapshot with the tensors.
+fn training_with_snapshot(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    workers: &[u32],
+) -> Result<Training> {
+    let mut training = Training::start(url, state_mib, Durability::Auto, false)?;
+    let begun = Instant::now();
+    let before = context.full_or_quick(BEFORE_KILL, Duration::from_secs(1));
+    let has_one = |id: &u32| snapshots_bytes(*id).iter().sum::<u64>() >= state_mib << 20;
+    let are_kept = || workers.iter().all(has_one);
+    while begun.elapsed() < before || !are_kept() {
+        if begun.elapsed() > SNAPSHOT_DEADLINE {
+            bail!("the workers {workers:?} have no snapshot after {SNAPSHOT_DEADLINE:?}");
+        }
+        training.run(STEPS_PER_READ)?;
+    }
+    Ok(training)
+}
+
+/// Trains, stops the worker, and returns the longest time between two losses until the worker has
+/// exited. A loss is read at each step.
+fn move_pause(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    workers: &[u32],
+) -> Result<TurnFigures> {
+    let mut training = training_with_snapshot(context, url, state_mib, workers)?;
+    let (worker, _) = worker_of_lease(workers)?;
+    if !signal_process(worker, "TERM") {
+        bail!("worker {worker} is gone");
+    }
+    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+    while is_running(worker) {
+        training.run(1)?;
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    training.run(1)?;
+    Ok(TurnFigures::of(longest))
+}
+
+/// Trains, calls `kill`, and measures the time until the next loss.
+fn first_new_answer(
+    context: &Context,
+    url: &str,
+    state_mib: u64,
+    workers: &[u32],
+    kill: impl FnOnce() -> Result<()>,
+) -> Result<TurnFigures> {
+    let mut training = training_with_snapshot(context, url, state_mib, workers)?;
+    let since_commit = training.lease.durability_status().since_commit;
+    let killed = Instant::now();
+    kill()?;
+    training.run(1)?;
+    let mut figures = TurnFigures::of(killed.elapsed());
+    // A process that is replaced where it was has no event before that it runs again.
+    if let Some((moving, running)) = training.move_times(killed)? {
+        let since_commit = since_commit.context("a training with a snapshot has a commit")?;
+        figures.add("redone_s", since_commit.as_secs_f64());
+        figures.add("detect_ms", (moving - killed).as_secs_f64() * 1000.0);
+        figures.add("restore_ms", (running - moving).as_secs_f64() * 1000.0);
+    }
+    Ok(figures)
+}
+
+/// Returns the worker that runs the pool's only lease, and the lease's processes there.
+fn worker_of_lease(workers: &[u32]) -> Result<(u32, Vec<u32>)> {
+    let found = workers.iter().find_map(|worker| {
+        let processes = processes_of_leases(*worker);
+        (!processes.is_empty()).then_some((*worker, processes))
+    });
+    found.with_context(|| format!("none of the workers {workers:?} runs a lease"))
+}
+
+/// Kills the worker that runs the pool's only lease, and waits until the lease's process is gone,
+/// which may still answer a moment later.
+fn kill_worker(workers: &[u32]) -> Result<()> {
+    let (worker, processes) = worker_of_lease(workers)?;
+    if !signal_process(worker, "KILL") {
+        bail!("worker {worker} is gone");
+    }
+    let until = Instant::now() + EXIT_DEADLINE;
+    while processes.iter().any(|process| is_running(*process)) {
+        if Instant::now() > until {
+            bail!("the processes {processes:?} of worker {worker} have not ended");
+        }
+        sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Kills the process of the pool's only lease.
+fn kill_process(pool_process: u32) -> Result<()> {
+    let process = match processes_of_leases(pool_process)[..] {
+        [process] => process,
+        ref others => bail!("{others:?} run leases, instead of one process"),
+    };
+    match signal_process(process, "KILL") {
+        true => Ok(()),
+        false => bail!("process {process} is gone"),
+    }
+}
