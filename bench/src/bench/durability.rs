@@ -6,8 +6,10 @@
 //! until its next loss is measured: the worker notices, starts another process and restores the
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
-//! longest time between two losses is measured. Some turns measure more on the way: [`MORE_FIGURES`].
+//! longest time between two losses is measured. A program with many tensors shows how long a mark holds it up
+//! ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
 
+mod marks;
 mod training;
 mod turns;
 
@@ -48,11 +50,22 @@ const CONSTANT_KEY: &str = "constant_ms";
 const CONSTANT_LABEL: &str = "a step, with snapshots that share the state";
 const MAX_CONSTANT_MIB: u64 = 256;
 
+/// Reads of a program with many tensors, which have the size of the smallest state: key and label, and whether there
+/// are snapshots.
+const MANY_TENSORS: [(&str, &str, bool); 2] = [
+    (
+        "many_off_ms",
+        "a read, 10,000 tensors, without snapshots",
+        false,
+    ),
+    ("many_ms", "a read, 10,000 tensors, with snapshots", true),
+];
+
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
 
 /// What turns measure on the way: keys, and labels with units.
-const MORE_FIGURES: [(&str, &str); 8] = [
+const MORE_FIGURES: [(&str, &str); 10] = [
     ("interval_s", "from one commit to the next, s"),
     (
         "constant_interval_s",
@@ -66,6 +79,14 @@ const MORE_FIGURES: [(&str, &str); 8] = [
     (
         "off_stall_p99_ms",
         "longest read in 2 s without snapshots, beyond the median, ms",
+    ),
+    (
+        "mark_stall_p99_ms",
+        "longest read after a mark, 10,000 tensors, beyond the median, ms",
+    ),
+    (
+        "off_mark_stall_p99_ms",
+        "the same at times without marks, without snapshots, ms",
     ),
     ("journal_mib", "ops kept by the client at most, MiB"),
     ("detect_ms", "from kill of the worker to the event, ms"),
@@ -191,6 +212,18 @@ impl Pools {
                 Ok(keep_more(run, end_worker(context, state_mib, false)?))
             }),
         ];
+        if state_mib == STATES_MIB[0] {
+            for (key, label, is_durable) in MANY_TENSORS {
+                contenders.push(Contender::new(key, label, move |run| {
+                    let turn = DurabilityTurn::Marks {
+                        url: url_of(&self.plain),
+                        is_durable,
+                    };
+                    let figures = context.turn(Bench::Durability, &turn)?;
+                    Ok(keep_more(run, figures))
+                }));
+            }
+        }
         // Beside a larger state, it takes minutes until the first two snapshots are kept.
         if state_mib <= MAX_CONSTANT_MIB {
             contenders.push(Contender::new(CONSTANT_KEY, CONSTANT_LABEL, move |run| {

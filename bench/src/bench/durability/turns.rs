@@ -14,7 +14,7 @@ use tensord_testkit::resource_usage::{
     is_running, processes_of_leases, signal_process, snapshots_bytes,
 };
 
-use super::{STEPS_PER_READ, training::Training};
+use super::{STEPS_PER_READ, marks, training::Training};
 use crate::context::Context;
 
 /// How long a training is timed: several intervals between marks.
@@ -66,6 +66,8 @@ pub(in crate::bench) enum DurabilityTurn {
         /// Whether the tensors beside it do not change.
         is_constant: bool,
     },
+    /// Reads numbers of many tensors, and measures how long marks hold it up.
+    Marks { url: String, is_durable: bool },
     /// Trains, and kills the process of its lease, a child of `pool_process`.
     Kill {
         url: String,
@@ -110,6 +112,10 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             }
             let timed = context.full_or_quick(TIMED, Duration::from_millis(100));
             training.timed(timed, *is_durable)
+        }
+        DurabilityTurn::Marks { url, is_durable } => {
+            let duration = context.full_or_quick(TIMED, Duration::from_secs(3));
+            marks::measure(url, *is_durable, duration)
         }
         DurabilityTurn::Kill {
             url,
