@@ -24,7 +24,7 @@ mod track_end;
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -41,8 +41,8 @@ use tensord_proto::{
     v1::{Close, Seed, frame::Body},
 };
 use tensord_session::{
-    Answer, Capability, CohortMember, FrameEncoder, Item, NextStep, SessionEnd, State, Track,
-    frames, send_policy::Event,
+    Answer, Capability, CohortMember, FrameEncoder, Item, JournalBudget, NextStep, SessionEnd,
+    State, Track, frames, send_policy::Event,
 };
 use tensord_transport::channel::{FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
@@ -65,6 +65,9 @@ pub(crate) struct SessionAccess {
     /// The seed of the session's random ops.
     pub(crate) seed: u64,
 }
+
+/// The memory of the journals of all sessions of this process.
+static JOURNALS: LazyLock<JournalBudget> = LazyLock::new(JournalBudget::default);
 
 /// Random bytes with which a session's snapshots are encrypted.
 pub(crate) type SnapshotKey = [u8; 32];
@@ -99,7 +102,8 @@ impl Session {
     ) -> Arc<Self> {
         let wake = Arc::new(Notify::new());
         cohort_member.cohort.add_wake(wake.clone());
-        let state = State::new(Instant::now(), durability.into(), &cohort_member);
+        let budget = &JOURNALS;
+        let state = State::new(Instant::now(), durability.into(), &cohort_member, budget);
         Arc::new(Self {
             id,
             snapshot_key,

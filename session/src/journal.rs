@@ -8,9 +8,9 @@
 //! restores the snapshot, and the client sends the journal again. The sessions of a lease of several
 //! devices place and commit their marks together, as [`Cuts`](crate::cohort::Cuts) decides.
 //!
-//! The journal is bounded. A program that sends more than its bound between two marks is not held
-//! up: the journal *lapses*, and the session ends with its process until the next mark is
-//! committed.
+//! The journal is bounded ([`JournalBudget`](crate::JournalBudget)). A program that sends more than its limit
+//! between two marks is not held up: the journal *lapses*, and the session ends with its process until the next
+//! mark is committed.
 //!
 //! Pure state: time is an argument.
 
@@ -19,11 +19,7 @@ use std::time::Duration;
 use tensord_proto::v1::{Mark, Marked, RestorePoint};
 use web_time::Instant;
 
-/// Bytes of the journal at which it lapses.
-const MAX_BYTES: usize = 128 << 20;
-
-/// Bytes of the journal at which a mark is due before [`MIN_INTERVAL`] has passed.
-const DUE_BYTES: usize = MAX_BYTES / 2;
+use crate::journal_budget::{BudgetPart, JournalBudget};
 
 /// Shortest time between two marks of a program that sends little.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -31,11 +27,14 @@ const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// The time between two marks is at least this many times the cost of the last one.
 const COST_FACTOR: u32 = 50;
 
+/// Part of its limit at which a mark of a journal is due before [`MIN_INTERVAL`] has passed.
+const DUE_DIVISOR: usize = 2;
+
 /// Returns the least time between two marks when the last one has cost `cost`, and the journal has
-/// `bytes`.
-pub(super) fn interval(cost: Duration, bytes: usize) -> Duration {
+/// `bytes` of the `limit` that it may have.
+pub(super) fn interval(cost: Duration, bytes: usize, limit: usize) -> Duration {
     let least = cost.saturating_mul(COST_FACTOR);
-    match bytes >= DUE_BYTES {
+    match bytes >= limit / DUE_DIVISOR {
         true => least,
         false => least.max(MIN_INTERVAL),
     }
@@ -63,6 +62,9 @@ pub(super) struct Journal {
     /// How long the worker needed for the last mark.
     cost: Duration,
     requested: Option<RequestedMark>,
+    /// When the first mark after the committed one was placed.
+    uncommitted_since: Option<Instant>,
+    budget: BudgetPart,
 }
 
 /// A mark that was requested before it is due by itself, until it is committed.
@@ -107,9 +109,28 @@ impl PendingMark {
 }
 
 impl Journal {
+    /// Creates a journal that shares a budget with others.
+    pub(super) fn new(budget: JournalBudget) -> Self {
+        Self {
+            budget: BudgetPart::new(budget),
+            ..Self::default()
+        }
+    }
+
     /// Starts placing marks in a process of this epoch.
     pub(super) fn begin(&mut self, epoch: u64) {
         (self.is_on, self.epoch) = (true, epoch);
+        self.budget.begin();
+    }
+
+    /// Records that the journal has `bytes`.
+    pub(super) fn set_bytes(&mut self, bytes: usize) {
+        self.budget.set(if self.must_keep() { bytes } else { 0 });
+    }
+
+    /// Returns how many bytes the journal may have now.
+    pub(super) fn limit(&self) -> usize {
+        self.budget.limit()
     }
 
     /// Returns whether what is sent and answered must be kept.
@@ -117,13 +138,15 @@ impl Journal {
         self.is_on && !self.is_lapsed
     }
 
-    /// Lets the journal lapse if it has more than its bound. Returns whether it has just lapsed:
+    /// Lets the journal lapse if it has more than its limit. Returns whether it has just lapsed:
     /// nothing must be kept then.
     pub(super) fn lapses(&mut self, bytes: usize) -> bool {
-        if !self.must_keep() || bytes <= MAX_BYTES {
+        self.set_bytes(bytes);
+        if !self.must_keep() || bytes <= self.limit() {
             return false;
         }
         self.is_lapsed = true;
+        self.set_bytes(0);
         (self.pending, self.committed, self.requested) = (None, None, None);
         true
     }
@@ -159,7 +182,7 @@ impl Journal {
 
     /// Returns the number of the mark that is due, if one is, when the journal has `bytes`.
     pub(super) fn due(&self, now: Instant, bytes: usize) -> Option<u64> {
-        let is_early = |last_at| now < last_at + interval(self.cost, bytes);
+        let is_early = |last_at| now < last_at + interval(self.cost, bytes, self.limit());
         let is_requested = self.requested == Some(RequestedMark::Unplaced);
         let is_time = is_requested || !self.last_at.is_some_and(is_early);
         (self.is_on && self.pending.is_none() && is_time).then_some(self.last + 1)
@@ -177,6 +200,7 @@ impl Journal {
     ) -> Mark {
         self.last = number;
         self.last_at = Some(now);
+        self.uncommitted_since.get_or_insert(now);
         self.is_lapsed = false;
         if self.requested == Some(RequestedMark::Unplaced) {
             self.requested = Some(RequestedMark::Placed(number));
@@ -252,6 +276,7 @@ impl Journal {
         } = self.pending.take()?;
         (self.committed, self.committed_at) = (Some(point), Some(placed_at));
         self.commits += 1;
+        self.uncommitted_since = None;
         self.requested.take_if(|it| it.is_committed(point.mark));
         Some(Commit {
             point,
@@ -293,6 +318,11 @@ impl Journal {
         self.committed.and(self.committed_at)
     }
 
+    /// Returns when the first of the marks was placed that came after the committed one, if there is one.
+    pub(super) fn uncommitted_since(&self) -> Option<Instant> {
+        self.uncommitted_since
+    }
+
     /// Returns the number of marks that were committed so far.
     pub(super) fn commits(&self) -> u64 {
         self.commits
@@ -302,6 +332,9 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal_budget::MAX_JOURNAL_BYTES as MAX_BYTES;
+
+    const DUE_BYTES: usize = MAX_BYTES / DUE_DIVISOR;
 
     fn marked(mark: u64, error: &str, cost_ms: u64) -> Marked {
         Marked {
@@ -402,6 +435,7 @@ mod tests {
         let now = Instant::now();
         let mut journal = committed(now, 0);
         place(&mut journal, 5, 0, now);
+        assert_eq!(journal.uncommitted_since(), Some(now));
         assert!(!journal.lapses(MAX_BYTES) && journal.lapses(MAX_BYTES + 1));
         assert!(!journal.lapses(MAX_BYTES + 1) && !journal.must_keep());
         assert_eq!(journal.restore_point(None), None);
@@ -411,7 +445,36 @@ mod tests {
         assert_eq!((mark.mark, mark.committed), (3, 0));
         assert!(journal.must_keep());
         journal.on_marked(marked(3, "", 0));
+        assert_eq!(journal.uncommitted_since(), Some(now));
         assert_eq!(journal.try_commit(None), commit(3, 9, 0));
+        assert_eq!(journal.uncommitted_since(), None);
+    }
+
+    #[test]
+    fn journals_of_a_process_lapse_when_they_have_too_much_together() {
+        let now = Instant::now();
+        let budget = JournalBudget::default();
+        let journal = || {
+            let mut journal = Journal::new(budget.clone());
+            journal.begin(0);
+            place(&mut journal, 1, 0, now);
+            journal
+        };
+        let [mut first, mut second, mut third] = [journal(), journal(), journal()];
+        assert!(!first.lapses(MAX_BYTES) && !second.lapses(MAX_BYTES));
+        // Nothing is left, so the third has a third of what all may have.
+        let part = 2 * MAX_BYTES / 3;
+        assert_eq!(third.limit(), part);
+        let is_due = |journal: &Journal, bytes| {
+            interval(Duration::ZERO, bytes, journal.limit()) < MIN_INTERVAL
+        };
+        assert!(!is_due(&third, part / 2 - 1) && is_due(&third, part / 2));
+        assert!(!third.lapses(part));
+        // The others have more than their parts, and give that up when they are used next.
+        assert!(first.lapses(MAX_BYTES));
+        assert!(!second.lapses(MAX_BYTES), "the first one has left room");
+        drop(second);
+        assert_eq!(third.limit(), MAX_BYTES);
     }
 
     #[test]

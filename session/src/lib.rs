@@ -9,7 +9,7 @@
 //! - `upload_cache` knows which uploads the worker keeps.
 //! - [`Requests`] has the reads and syncs without a reply, `pending_reads` assembles the values of
 //!   the reads, and `answered` checks those that another process repeats.
-//! - `journal` decides from where the session goes on if its process dies, and [`Cohort`] has what
+//! - `journal` decides from where the session goes on if its process dies, within a [`JournalBudget`], and [`Cohort`] has what
 //!   the sessions of a lease decide together.
 //! - [`ConnectionEnd`]: the ways in which a connection ends.
 //!
@@ -21,6 +21,7 @@ mod cohort;
 mod connection_end;
 pub mod frames;
 mod journal;
+mod journal_budget;
 mod op_buffer;
 mod pending_reads;
 mod requests;
@@ -31,6 +32,7 @@ mod upload_cache;
 pub use self::{
     cohort::{Cohort, CohortMember, LEASE_DROPPED},
     connection_end::{ConnectionEnd, accepted_profile, after_pump, broken, rejected_by},
+    journal_budget::JournalBudget,
     op_buffer::{FrameEncoder, Item, OpBuffer},
     pending_reads::Delivery,
     requests::{Answer, Requests},

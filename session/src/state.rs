@@ -3,6 +3,7 @@
 //! [cohort](crate::Cohort), and that briefly.
 
 mod keeping;
+mod keeping_report;
 
 use std::time::Duration;
 
@@ -21,10 +22,12 @@ use tensord_proto::{
 };
 use web_time::Instant;
 
+use self::keeping_report::KeepingReport;
 use crate::{
     cohort::CohortMember,
     connection_end::{ConnectionEnd, closed_by},
     journal::Journal,
+    journal_budget::JournalBudget,
     op_buffer::{Item, OpBuffer},
     pending_reads::Delivery,
     requests::{Answer, Requests},
@@ -104,8 +107,8 @@ pub struct State {
     /// one.
     cohort_member: Option<CohortMember>,
     goes_on: GoesOn,
-    /// Whether a refused mark was reported.
-    has_warned: bool,
+    /// What the log has been told of snapshots.
+    report: KeepingReport,
     /// Whether the session needs the bulk track.
     pub has_bulk: bool,
     /// What the device supports; `None` before the session was opened.
@@ -139,8 +142,14 @@ pub struct Receipt {
 }
 
 impl State {
-    /// Creates the state of a session without a connection.
-    pub fn new(now: Instant, goes_on: GoesOn, cohort_member: &CohortMember) -> Self {
+    /// Creates the state of a session without a connection, whose journal shares a budget with those of other
+    /// sessions.
+    pub fn new(
+        now: Instant,
+        goes_on: GoesOn,
+        cohort_member: &CohortMember,
+        budget: &JournalBudget,
+    ) -> Self {
         // The worker grants credit when it opens the session.
         let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
         Self {
@@ -150,10 +159,10 @@ impl State {
             policy: SendPolicy::default(),
             upload_cache: UploadCache::default(),
             requests: Requests::new(goes_on == GoesOn::WithAnyAnswers),
-            journal: Journal::default(),
+            journal: Journal::new(budget.clone()),
             cohort_member: Some(cohort_member.clone()).filter(CohortMember::has_others),
             goes_on,
-            has_warned: false,
+            report: KeepingReport::default(),
             has_bulk: false,
             profile: None,
             end: None,

@@ -10,7 +10,7 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{Marked, Opened, RestorePoint, frame::Body},
 };
-use tracing::warn;
+use tracing::{info, warn};
 use web_time::Instant;
 
 use super::{State, Track};
@@ -53,6 +53,9 @@ impl State {
             return;
         }
         let bytes = self.journal_bytes();
+        self.journal.set_bytes(bytes);
+        self.report_keeping(now);
+        let limit = self.journal.limit();
         let Some(member) = &self.cohort_member else {
             if let Some(number) = self.journal.due(now, bytes) {
                 self.record_mark(number, now);
@@ -61,7 +64,7 @@ impl State {
         };
         let has_begun = member
             .cuts()
-            .begin_if_due(now, |cost| interval(cost, bytes));
+            .begin_if_due(now, |cost| interval(cost, bytes, limit));
         if has_begun {
             member.cohort.wake_all();
         }
@@ -154,6 +157,7 @@ impl State {
         // The bytes before a cut that another session has committed need not be kept.
         self.commit_cut();
         if self.journal.lapses(self.journal_bytes()) {
+            self.report.lapsed();
             self.keep_nothing();
             if let Some(member) = &self.cohort_member {
                 member.cuts().lapsed();
@@ -262,6 +266,10 @@ impl State {
         self.requests.commit(commit.last_request);
         self.ops.outbox_mut().commit(commit.point.frames);
         self.bulk.outbox_mut().commit(commit.point.bulk_frames);
+        self.journal.set_bytes(self.journal_bytes());
+        if let Some(text) = self.report.kept() {
+            info!("{text}");
+        }
     }
 
     pub(super) fn on_marked(&mut self, marked: Marked) {
@@ -270,13 +278,20 @@ impl State {
             let (rank, is_kept) = (member.lease_rank, marked.error.is_empty());
             member.cuts().answered(rank, marked.mark, cost, is_kept);
         }
-        if let Some(reason) = self.journal.on_marked(marked)
-            && !std::mem::replace(&mut self.has_warned, true)
-        {
-            warn!(
-                "the worker has not kept a snapshot, so a session may be lost if its process dies: {}",
-                sanitize(&reason, MESSAGE_CHARS)
-            );
+        if let Some(reason) = self.journal.on_marked(marked) {
+            let reason = sanitize(&reason, MESSAGE_CHARS).to_string();
+            self.report.refused(reason);
+        }
+    }
+
+    /// Logs if snapshots are not kept.
+    fn report_keeping(&mut self, now: Instant) {
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let waited = self.journal.uncommitted_since().map(age);
+        let committed = self.journal.committed_at().map(age);
+        let warning = self.report.warning(waited.unwrap_or_default(), committed);
+        if let Some(text) = warning {
+            warn!("{text}");
         }
     }
 
