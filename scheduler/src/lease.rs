@@ -80,6 +80,8 @@ pub(crate) struct Lease {
     /// The workers to which a handover has failed, or that have refused a snapshot, each with the time until
     /// which others are preferred.
     pub(crate) avoided: BTreeMap<WorkerId, Timestamp>,
+    /// What happened to a keeper that had the snapshots, until another one has them.
+    pub(crate) keeper_gone: Option<EndReason>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,
     /// Since when the client has reported that it cannot reach the worker.
@@ -367,6 +369,15 @@ impl Lease {
         match &self.standing {
             Standing::Lost(reason) => Some(reason),
             Standing::Running | Standing::Suspended { .. } | Standing::Resuming { .. } => None,
+        }
+    }
+
+    /// Returns why the lease was suspended, if neither an administrator nor its client has done that and it waits for
+    /// devices.
+    pub(crate) fn interruption(&self) -> Option<&EndReason> {
+        match &self.standing {
+            Standing::Resuming { cause, .. } => cause.as_ref(),
+            Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => None,
         }
     }
 

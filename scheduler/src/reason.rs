@@ -85,22 +85,32 @@ pub enum EndReason {
         /// Where the snapshots are.
         places: SnapshotPlaces,
     },
-    /// The lease was suspended, and the last worker that had its snapshots was lost or has left.
-    #[error("worker {name} ({worker}), which had the snapshots of the suspended lease, is gone")]
+    /// The lease had no devices, and the last worker that had its snapshots was lost or has left.
+    #[error(
+        "worker {name} ({worker}), which had the snapshots of the lease, is gone; a snapshot store (`tensord worker --snapshots`) would have them still"
+    )]
     SnapshotsLost {
         /// The worker's id.
         worker: WorkerId,
         /// The worker's name.
         name: String,
     },
-    /// The lease was suspended, the scheduler restarted, and the last worker that had its snapshots did
+    /// The lease had no devices, the scheduler restarted, and the last worker that had its snapshots did
     /// not join in time.
     #[error(
-        "worker {worker}, which had the snapshots of the suspended lease, did not join again after the scheduler had restarted"
+        "worker {worker}, which had the snapshots of the lease, did not join again after the scheduler had restarted"
     )]
     HolderMissing {
         /// The worker's id.
         worker: WorkerId,
+    },
+    /// The lease has lost its devices, and then the last worker that had its snapshots.
+    #[error("{cause}, and {gone}")]
+    NothingLeft {
+        /// Why the lease has lost its devices.
+        cause: Box<EndReason>,
+        /// What happened to its snapshots.
+        gone: Box<EndReason>,
     },
     /// What an earlier scheduler of the pool has recorded as the reason.
     #[error("{text}")]
@@ -195,6 +205,17 @@ pub enum EndReason {
     /// client, or never existed.
     #[error("this client has no such lease; the lease ended, expired or never existed")]
     Unknown,
+}
+
+impl EndReason {
+    /// Returns the reason of a lease that has lost its devices because of `cause`, and then its snapshots, as this reason
+    /// says.
+    pub(crate) fn after(self, cause: Self) -> Self {
+        Self::NothingLeft {
+            cause: Box::new(cause),
+            gone: Box::new(self),
+        }
+    }
 }
 
 /// Where the snapshots of a lease on one worker are.

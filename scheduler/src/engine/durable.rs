@@ -14,9 +14,11 @@ use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
 use super::keeper_choice::{Chosen, Stability};
+use super::waiting::what_happened;
 use crate::command::{Command, Peer};
 use crate::event::AssignedKeeper;
 use crate::lease::{Keeper, Lease, Standing};
+use crate::reason::EndReason;
 use crate::time::Timestamp;
 
 /// Time without a stream after which a keeper gives way to another one. It may be lost, which the
@@ -31,25 +33,33 @@ pub(super) const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 const AVOID_REFUSING: Duration = Duration::from_secs(300);
 
 impl Engine {
-    /// Ends the leases that waited to move to a worker that is lost now, unless a store has their
+    /// Ends the leases that waited to move to a worker that is lost now, as `gone` says, unless a store has their
     /// snapshots, too, and lets others find another keeper.
-    pub(super) fn on_keeper_lost(&mut self, worker: WorkerId) {
+    pub(super) fn on_keeper_lost(&mut self, worker: WorkerId, gone: &EndReason) {
         let mut over = Vec::new();
         for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
             let Some(mut lease) = self.leases.get_mut(id) else {
                 continue;
             };
             let keepers = lease.keepers.len();
+            let had_snapshots = |keeper: &Keeper| match keeper.previous {
+                Some(previous) => previous == worker,
+                None => keeper.is_kept && keeper.worker == worker,
+            };
+            if lease.keepers.values().any(had_snapshots) {
+                lease.keeper_gone = Some(gone.clone());
+            }
             for keeper in lease.keepers.values_mut() {
                 keeper.previous = keeper.previous.filter(|previous| *previous != worker);
             }
             lease.keepers.retain(|_, keeper| keeper.worker != worker);
             if lease.keepers.len() < keepers && lease.only_stored().is_none() {
-                over.extend(lease.lost().map(|lost| (id, lost.clone())));
+                let cause = lease.lost().map(what_happened);
+                over.extend(cause.map(|cause| (id, gone.clone().after(cause))));
             }
         }
-        for (id, lost) in over {
-            self.end_lease(id, Some(lost));
+        for (id, reason) in over {
+            self.end_lease(id, Some(reason));
         }
     }
 

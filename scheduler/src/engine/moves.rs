@@ -152,9 +152,11 @@ impl Engine {
                 continue;
             }
             if let Some(mut lease) = self.leases.get_mut(id) {
+                let lease = &mut *lease;
                 if let Some(keeper) = lease.keepers.get_mut(&worker) {
                     keeper.is_kept = is_kept(keeper);
                     if keeper.is_kept {
+                        lease.keeper_gone = None;
                         let previous = keeper.previous.take();
                         unused.extend(previous.map(|previous| (previous, id, keeper.part)));
                     }

@@ -64,8 +64,9 @@ impl Engine {
         let named = leases.flat_map(|(_, lease)| lease.keepers_and_holders());
         let missing = named.filter(|worker| !self.pool.contains(*worker));
         for worker in missing.collect::<BTreeSet<_>>() {
-            self.on_keeper_lost(worker);
-            self.on_holder_lost(worker, &EndReason::HolderMissing { worker });
+            let gone = EndReason::HolderMissing { worker };
+            self.on_keeper_lost(worker, &gone);
+            self.on_holder_lost(worker, &gone);
         }
     }
 

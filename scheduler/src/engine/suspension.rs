@@ -365,9 +365,9 @@ impl Engine {
         }
     }
 
-    /// Removes a worker that is lost from the holders of suspended leases. Ends the leases of which a
-    /// part has no other one, for `reason`.
-    pub(super) fn on_holder_lost(&mut self, worker: WorkerId, reason: &EndReason) {
+    /// Removes a worker that is lost, as `gone` says, from the holders of leases without devices. Ends those of which a
+    /// part has no other one.
+    pub(super) fn on_holder_lost(&mut self, worker: WorkerId, gone: &EndReason) {
         let mut over = Vec::new();
         for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
             let Some(mut lease) = self.leases.get_mut(id) else {
@@ -377,11 +377,15 @@ impl Engine {
                 part.holders.retain(|holder| *holder != worker);
             }
             if lease.is_suspended() && !have_snapshots(&lease.parts) {
-                over.push(id);
+                over.push((id, lease.interruption().cloned()));
             }
         }
-        for id in over {
-            self.end_lease(id, Some(reason.clone()));
+        for (id, cause) in over {
+            let reason = match cause {
+                Some(cause) => gone.clone().after(cause),
+                None => gone.clone(),
+            };
+            self.end_lease(id, Some(reason));
         }
     }
 }

@@ -109,12 +109,18 @@ impl Engine {
                 },
             };
             if !self.outlives_worker(lease, &reason) {
+                let keeper_gone = self.leases.get(lease).and_then(|it| it.keeper_gone.clone());
+                let reason = match keeper_gone {
+                    Some(gone) => gone.after(reason),
+                    None => reason,
+                };
                 self.end_lease(lease, Some(reason));
             }
         }
-        self.on_keeper_lost(id);
         let (worker, name) = (id, name());
-        self.on_holder_lost(id, &EndReason::SnapshotsLost { worker, name });
+        let gone = EndReason::SnapshotsLost { worker, name };
+        self.on_keeper_lost(id, &gone);
+        self.on_holder_lost(id, &gone);
     }
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.

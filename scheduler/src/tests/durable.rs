@@ -95,6 +95,22 @@ pub(super) fn not_replaced_after(gone: EndReason, keeper: u64) -> EndReason {
     }
 }
 
+/// A worker that had the snapshots of a lease is lost.
+pub(super) fn snapshots_lost(worker: u64) -> EndReason {
+    EndReason::SnapshotsLost {
+        worker: WorkerId(worker),
+        name: format!("w{worker}"),
+    }
+}
+
+/// A lease has lost its devices, and then its snapshots.
+pub(super) fn nothing_left(cause: EndReason, gone: EndReason) -> EndReason {
+    EndReason::NothingLeft {
+        cause: Box::new(cause),
+        gone: Box::new(gone),
+    }
+}
+
 pub(super) fn part(lease: u64, index: u32) -> PartId {
     let lease = LeaseId(lease);
     PartId { lease, index }

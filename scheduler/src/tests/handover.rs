@@ -47,10 +47,7 @@ fn a_worker_that_joins_later_takes_the_snapshots_of_a_holder_that_drains() {
 
 #[test]
 fn lease_ends_if_nobody_could_take_its_snapshots() {
-    let gone = EndReason::SnapshotsLost {
-        worker: WorkerId(1),
-        name: "w1".into(),
-    };
+    let gone = snapshots_lost(1);
     let alone = [
         (6, leaving(1), vec![]),
         (7, worker_left(1), vec![ended(1, 10, gone)]),
@@ -488,10 +485,7 @@ fn draining_worker_goes_on_trying_to_hand_over() {
 
 #[test]
 fn lease_ends_if_its_only_holder_lacks_the_snapshots() {
-    let gone = EndReason::SnapshotsLost {
-        worker: WorkerId(1),
-        name: "w1".into(),
-    };
+    let gone = snapshots_lost(1);
     let missing = [
         (7, join(2, &[exact(16)]), vec![keep(10, 1, 2)]),
         (

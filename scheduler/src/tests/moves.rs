@@ -201,6 +201,7 @@ fn lease_goes_on_where_it_was_if_its_worker_is_back_first() {
 
 #[test]
 fn lease_ends_when_its_keeper_is_lost_too() {
+    let both_lost = nothing_left(lost(1), snapshots_lost(2));
     let lost = [
         (5_001, beat(2), vec![]),
         (6_000, worker_disconnected(2), vec![]),
@@ -209,12 +210,48 @@ fn lease_ends_when_its_keeper_is_lost_too() {
             tick(),
             vec![
                 ended(2, 20, lost(2)),
-                ended(1, 10, not_replaced(1, 2)),
+                ended(1, 10, both_lost.clone()),
                 unsatisfiable(2, 3, 1, &[]),
             ],
         ),
     ];
+    let expected = "worker w1 (0000000000000001) was lost, and worker w2 (0000000000000002), which had the snapshots of \
+                    the lease, is gone; a snapshot store (`tensord worker --snapshots`) would have them still";
+    assert_eq!(both_lost.to_string(), expected);
     check(lost_while_worker_2_is_busy().into_iter().chain(lost));
+}
+
+#[test]
+fn end_names_a_keeper_that_was_lost_shortly_before() {
+    let keeper_lost = [
+        (2, kept(1, &[(10, 2)]), vec![]),
+        (3, worker_left(2), vec![]),
+    ];
+    let both = nothing_left(lost(1), snapshots_lost(2));
+    let at_once = [(4, worker_left(1), vec![ended(1, 10, both)])];
+    check(
+        kept_by_worker_2()
+            .into_iter()
+            .chain(keeper_lost.clone())
+            .chain(at_once),
+    );
+    // Another one has had the snapshots meanwhile.
+    let kept_again = [
+        (4, join(3, &[exact(16)]), vec![keep(10, 1, 3)]),
+        (5, kept(1, &[(10, 3)]), vec![]),
+        (6, worker_left(3), vec![]),
+        (
+            7,
+            worker_left(1),
+            vec![ended(1, 10, nothing_left(lost(1), snapshots_lost(3)))],
+        ),
+    ];
+    check(
+        kept_by_worker_2()
+            .into_iter()
+            .chain(keeper_lost)
+            .chain(kept_again),
+    );
 }
 
 #[test]

@@ -255,6 +255,10 @@ fn lost_lease_moves_once_its_keeper_has_joined() {
         lease: LeaseId(10),
         reason: reason.clone(),
     };
+    let missing = EndReason::HolderMissing {
+        worker: WorkerId(2),
+    };
+    let both_gone = nothing_left(reason, missing);
     check_restored(
         lost.clone(),
         [
@@ -266,7 +270,7 @@ fn lost_lease_moves_once_its_keeper_has_joined() {
         lost,
         [
             (9, attach_with_token(1, 0), vec![waits]),
-            (60_000, tick(), vec![ended(1, 10, reason)]),
+            (60_000, tick(), vec![ended(1, 10, both_gone)]),
         ],
     );
 }

@@ -296,10 +296,10 @@ fn lease_waits_for_a_worker_that_has_to_report_its_snapshots() {
 
 #[test]
 fn lease_ends_if_a_worker_with_its_snapshots_is_lost_meanwhile() {
-    let gone = EndReason::SnapshotsLost {
-        worker: WorkerId(1),
-        name: "w1".into(),
+    let died = EndReason::ProcessDied {
+        how: "w2 died".into(),
     };
+    let gone = nothing_left(died, snapshots_lost(1));
     let steps = [
         (4, released(2, 10), vec![]),
         (

@@ -242,10 +242,7 @@ fn lease_is_resumed_at_either_worker_that_has_its_snapshots() {
     let over = Command::LeaseEnded {
         client: ClientId(1),
         lease: LeaseId(10),
-        reason: EndReason::SnapshotsLost {
-            worker: WorkerId(1),
-            name: "w1".into(),
-        },
+        reason: snapshots_lost(1),
     };
     let gone = [
         (6, worker_left(2), vec![]),

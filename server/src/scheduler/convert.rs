@@ -350,6 +350,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::NotReplaced { .. }
         | EndReason::SnapshotsLost { .. }
         | EndReason::HolderMissing { .. }
+        | EndReason::NothingLeft { .. }
         | EndReason::BeforeRestart { .. }
         | EndReason::ProcessDied { .. }
         | EndReason::NotRestored { .. }

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     administrator::Administrator,
-    cluster::Cluster,
+    cluster::{Cluster, Process},
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
@@ -222,6 +222,27 @@ fn lease_ends_if_it_cannot_go_on_in_time() {
         1 - source
     );
     assert!(error.contains(&reason), "{error}");
+}
+
+#[test]
+fn end_of_a_lease_names_the_worker_and_the_keeper_that_were_killed_together() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let source = cluster.worker_of_lease().unwrap();
+    let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+    assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
+    cluster.wait_for_copy(source);
+    cluster.workers.iter_mut().for_each(Process::kill);
+    let error = ones.sum().try_into_data().unwrap_err().to_string();
+    let named = [
+        format!("worker worker-{source} ("),
+        format!("worker worker-{} (", 1 - source),
+        "which had the snapshots of the lease".to_owned(),
+        "`tensord worker --snapshots`".to_owned(),
+    ];
+    for text in named {
+        assert!(error.contains(&text), "{error}");
+    }
 }
 
 #[test]
