@@ -140,8 +140,8 @@ impl Engine {
         }
     }
 
-    /// Drops what is held back for requests that are not entitled to devices any more. Returns whether
-    /// something was.
+    /// Drops what is held back for requests that are not entitled to devices any more, and for leases that may not go on
+    /// as their tenant has got more. Returns whether something was.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
         if self.pool.holders().next().is_none() {
             return false;
@@ -149,7 +149,7 @@ impl Engine {
         let entitled = self.entitled_requests();
         let is_stale = |id: &LeaseId| {
             let is_entitled = entitled.iter().any(|it| it.lease == *id);
-            self.queue.get(*id).is_some() && !is_entitled
+            self.queue.get(*id).is_some() && !is_entitled || self.is_over_limit(*id)
         };
         let stale = self.pool.holders().filter(is_stale).collect();
         self.pool.give_up_held_back(&stale)

@@ -397,12 +397,18 @@ impl World {
     /// A worker finishes ending leases on some devices, and reports so if it is connected.
     pub(super) fn finish(&mut self, i: usize, devices: impl Fn(u32) -> bool) {
         let worker = &mut self.workers[i];
-        worker.busy.retain(|(_, index)| !devices(*index));
-        if !worker.known.as_ref().is_some_and(|known| known.connected) {
-            return;
-        }
-        for lease in worker.unanswered.clone() {
+        let is_connected = worker.known.as_ref().is_some_and(|known| known.connected);
+        let reported = match is_connected {
+            true => worker.unanswered.clone(),
+            false => BTreeSet::new(),
+        };
+        let is_over = |(of, index): &(LeaseId, u32)| !reported.contains(of) && devices(*index);
+        worker.busy.retain(|it| !is_over(it));
+        for lease in reported.iter().copied() {
             let worker = &mut self.workers[i];
+            // The engine knows nothing of the leases that are reported later.
+            let is_over = |(of, index): &(LeaseId, u32)| *of == lease && devices(*index);
+            worker.busy.retain(|it| !is_over(it));
             let busy = worker.busy.iter().filter(|(of, _)| *of == lease);
             let busy: BTreeSet<_> = busy.map(|(_, index)| *index).collect();
             if busy.is_empty() {

@@ -169,7 +169,9 @@ impl World {
                 let own = self.workers.iter().find(|worker| worker.id == own.0);
                 let own = own.and_then(|worker| worker.known.as_ref());
                 let is_draining = own.is_some_and(KnownWorker::is_draining);
-                let must_move = lease.lost().is_some() || lease.is_movable() && is_draining;
+                // A spot lease waits for the requests of its tenant that come before it.
+                let may_go_on = lease.lost().is_some() && !self.is_over_limit_with_requests(lease);
+                let must_move = may_go_on || lease.is_movable() && is_draining;
                 assert!(!must_move || !has_room, "{id} could move");
                 let kept_at = lease.only_keeper().filter(|keeper| keeper.is_kept);
                 let kept_at = kept_at.map(|keeper| &self.workers[keeper.worker.0 as usize]);

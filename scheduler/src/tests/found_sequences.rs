@@ -422,3 +422,67 @@ fn later_requests_leave_room_within_the_limit() {
     ];
     check_with_policy(1, ops);
 }
+
+/// A tenant gets more while devices are held back for a lease of it, which is beyond its limit then.
+#[test]
+fn what_is_held_back_for_a_lease_is_given_up_when_it_is_beyond_its_limit() {
+    let of_administrator = Suspender::Administrator;
+    let ops = [
+        request(1, durable(2, None)),
+        Op::AllKept,
+        request(0, durable(1, Some("flex"))),
+        request(2, durable(1, Some("vulkan"))),
+        Op::SuspendLease {
+            nth: 43,
+            by: of_administrator,
+        },
+        Op::ResumeLease {
+            nth: 46,
+            by: of_administrator,
+        },
+        request(0, demand_of(2, None)),
+        Op::Release { client: 0, nth: 54 },
+        Op::AllReportIdle,
+    ];
+    check_with_policy(3, ops);
+}
+
+/// A spot lease has lost its worker, and a request of its tenant waits until another spot lease has run for long enough to
+/// be suspended. The lost one must not come before the request.
+#[test]
+fn lost_spot_lease_waits_for_a_request_of_its_tenant() {
+    let ops = [
+        request(0, spot(durable(1, Some("vulkan")))),
+        request(0, spot(durable(1, Some("flex")))),
+        Op::WorkerDisconnected { worker: 0 },
+        request(0, durable(1, Some("flex"))),
+        request(
+            0,
+            Demand {
+                kind: Some("vulkan".into()),
+                ..durable_share(250)
+            },
+        ),
+        wait(10_000),
+        request(0, durable(1, Some("flex"))),
+    ];
+    check_with_policy(3, ops);
+}
+
+/// A worker has come back without a device of a lease that it still ends, and reports one ended lease after the other.
+#[test]
+fn worker_that_ends_a_lease_on_a_device_that_it_lacks_becomes_its_keeper() {
+    let ops = [
+        request(0, durable(2, None)),
+        request(0, durable(2, None)),
+        request(0, durable(2, Some("vulkan"))),
+        Op::AllKept,
+        Op::Join {
+            worker: 1,
+            changed: true,
+        },
+        finish(0),
+        finish(1),
+    ];
+    check_with_policy(2, ops);
+}
