@@ -1,16 +1,13 @@
 //! Runs of small traces that can be checked by hand, and what holds in all runs.
 
+mod fairness;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use proptest::{collection::vec, option, prelude::*};
 use tensord_scheduler::{Policy, RequestOrder, TenantPolicy};
 
-use super::{
-    Outcome, Setup,
-    generator::{Load, Recipe, generate},
-    picture, report, run, timeline,
-    trace::Job,
-};
+use super::{Outcome, Setup, picture, report, run, timeline, trace::Job};
 
 const ORDERS: [RequestOrder; 3] = [
     RequestOrder::Fair,
@@ -63,13 +60,24 @@ fn simulate(
     order: RequestOrder,
     release_ms: u64,
 ) -> Outcome {
+    let half_life = Duration::from_secs(86_400);
+    simulate_with(jobs, pool, policy, (order, half_life), release_ms)
+}
+
+fn simulate_with(
+    jobs: &[Job],
+    pool: &str,
+    policy: &Policy,
+    (order, half_life): (RequestOrder, Duration),
+    release_ms: u64,
+) -> Outcome {
     let pool = pool.parse().unwrap();
     let setup = Setup {
         jobs,
         pool: &pool,
         policy,
         order,
-        half_life: Duration::from_secs(86_400),
+        half_life,
         reserve_after: Duration::from_secs(600),
         release_ms,
     };
@@ -182,70 +190,6 @@ fn the_metrics_of_a_small_run_are_those_of_their_formulas() {
         (outcome.done, outcome.unfinished, outcome.suspensions),
         (2, 0, 0)
     );
-}
-
-#[test]
-fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
-    let weights = [("red", 1), ("green", 2), ("blue", 3)];
-    let recipe = Recipe {
-        load: Load::Steady,
-        seed: 3,
-        jobs: 12_000,
-        tenants: 3,
-        devices: 36,
-        demand: 4.0,
-        duration: 100.0,
-        sharing: 0.0,
-        kind: Some("cuda".into()),
-    };
-    let mut jobs = generate(&recipe);
-    for (number, job) in jobs.iter_mut().enumerate() {
-        // Requests of equal demand, so that what tenants get depends on their weights alone.
-        (job.arrival_ms, job.devices) = (0, 1);
-        job.tenant = weights[number % 3].0.into();
-    }
-    let policy = policy(&weights.map(|(name, weight)| (name, weight, 0)));
-    let outcome = simulate(&jobs, "9x4:cuda:8GiB", &policy, RequestOrder::Fair, 0);
-    let (received, all) = received_while_all_wait(&outcome);
-    for (name, weight) in weights {
-        let part = received[name] / all * 6.0 / f64::from(weight);
-        assert!(
-            (0.98..1.02).contains(&part),
-            "{name} has {part} of its share"
-        );
-    }
-    assert!(outcome.jains_index >= 0.99, "{}", outcome.jains_index);
-}
-
-/// Returns the device-time of each tenant, and of all, until the first of them waits for nothing.
-fn received_while_all_wait(outcome: &Outcome) -> (BTreeMap<&str, f64>, f64) {
-    let of_tenant = |tenant: usize| {
-        let samples = outcome.samples.iter();
-        samples.filter(move |sample| sample.tenant as usize == tenant)
-    };
-    let tenants = 0..outcome.tenants.len();
-    let satisfied = tenants.clone().filter_map(|tenant| {
-        // All have arrived at the start.
-        let mut samples = of_tenant(tenant).skip_while(|it| it.at_ms == outcome.start_ms);
-        samples
-            .find(|sample| sample.waiting == 0)
-            .map(|it| it.at_ms)
-    });
-    let until_ms = satisfied.min().unwrap();
-    let received = tenants.map(|tenant| {
-        let samples: Vec<_> = of_tenant(tenant)
-            .filter(|it| it.at_ms <= until_ms)
-            .collect();
-        let pairs = samples.windows(2);
-        let time = pairs.map(|pair| u64::from(pair[0].held) * (pair[1].at_ms - pair[0].at_ms));
-        (
-            outcome.tenants[tenant].name.as_str(),
-            time.sum::<u64>() as f64,
-        )
-    });
-    let received: BTreeMap<_, _> = received.collect();
-    let all = received.values().sum();
-    (received, all)
 }
 
 #[test]
