@@ -6,7 +6,8 @@
 //! until its next loss is measured: the worker notices, starts another process and restores the
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
-//! longest time between two losses is measured. A program with many tensors shows how long a mark holds it up
+//! longest time between two losses is measured. When another tenant requests the training's device, which it
+//! has borrowed, the time until that tenant has a first result is measured. A program with many tensors shows how long a mark holds it up
 //! ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
 
 mod marks;
@@ -15,10 +16,13 @@ mod turns;
 
 use std::{cell::RefCell, collections::BTreeMap};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
-use tensord_testkit::cluster::{Cluster, Process};
+use tensord_testkit::{
+    administrator::Administrator,
+    cluster::{Cluster, Process},
+};
 use tensord_transport::TransportChoice;
 
 use self::turns::TurnFigures;
@@ -44,6 +48,9 @@ const WORKER_KEY: &str = "worker_first_new_answer_ms";
 const WORKER_LABEL: &str = "from kill of the worker to next loss";
 const STORED_LABEL: &str = "a step, with snapshots in a directory, too";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
+
+const RECLAIM_KEY: &str = "reclaim_ms";
+const RECLAIM_LABEL: &str = "from the request of a borrowed device's owner to its first result";
 
 /// What is measured beside tensors that do not change, and up to which size.
 const CONSTANT_KEY: &str = "constant_ms";
@@ -212,6 +219,12 @@ impl Pools {
                 Ok(keep_more(run, end_worker(context, state_mib, false)?))
             }),
         ];
+        // A lease is not suspended before it has run for a while.
+        if context.full_or_quick(true, false) {
+            contenders.push(Contender::new(RECLAIM_KEY, RECLAIM_LABEL, move |run| {
+                Ok(keep_more(run, reclaim(context, state_mib)?))
+            }));
+        }
         if state_mib == STATES_MIB[0] {
             for (key, label, is_durable) in MANY_TENSORS {
                 contenders.push(Contender::new(key, label, move |run| {
@@ -276,6 +289,24 @@ fn end_worker(context: &Context, state_mib: u64, is_killed: bool) -> Result<Turn
         state_mib,
         workers: cluster.workers.iter().map(Process::id).collect(),
         is_killed,
+    };
+    context.turn(Bench::Durability, &turn)
+}
+
+/// Has the owner of a borrowed device request it. Each time in a pool with tenants of its own.
+fn reclaim(context: &Context, state_mib: u64) -> Result<TurnFigures> {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &["--snapshot-memory", SNAPSHOT_MEMORY]);
+    cluster.wait_for_workers(1);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=1"]);
+    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
+    let owner_url = made.split('\'').nth(1);
+    let turn = DurabilityTurn::Reclaim {
+        url: cluster.client_url().to_owned(),
+        owner_url: owner_url.context("a URL in quotes")?.to_owned(),
+        state_mib,
+        worker: cluster.workers[0].id(),
     };
     context.turn(Bench::Durability, &turn)
 }

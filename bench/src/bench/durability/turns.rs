@@ -2,20 +2,21 @@
 
 use std::{
     collections::BTreeMap,
-    thread::sleep,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tensord_client::Durability;
+use tensord_client::{Durability, LeaseRequest};
 use tensord_testkit::resource_usage::{
     is_running, processes_of_leases, signal_process, snapshots_bytes,
 };
 
 use super::{STEPS_PER_READ, marks, training::Training};
-use crate::context::Context;
+use crate::{context::Context, data::scalar, pool::lease_as};
 
 /// How long a training is timed: several intervals between marks.
 const TIMED: Duration = Duration::from_secs(12);
@@ -23,6 +24,9 @@ const TIMED: Duration = Duration::from_secs(12);
 /// How long a training runs before its process is killed: long enough for a snapshot of the
 /// largest state.
 const BEFORE_KILL: Duration = Duration::from_secs(6);
+
+/// How long a lease runs before it is suspended for a request, by the scheduler's rules, and some time for the start.
+const MIN_RUN_TIME: Duration = Duration::from_secs(12);
 
 /// How long a worker may take to have a snapshot with all tensors.
 const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(60);
@@ -73,6 +77,13 @@ pub(in crate::bench) enum DurabilityTurn {
         url: String,
         state_mib: u64,
         pool_process: u32,
+    },
+    /// Trains on a borrowed device until its owner, another tenant, requests it, and measures how long that takes.
+    Reclaim {
+        url: String,
+        owner_url: String,
+        state_mib: u64,
+        worker: u32,
     },
     /// Trains, and kills or stops the one of these worker processes that runs its lease.
     EndWorker {
@@ -125,6 +136,12 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             let kill = || kill_process(*pool_process);
             first_new_answer(context, url, *state_mib, &[*pool_process], kill)
         }
+        DurabilityTurn::Reclaim {
+            url,
+            owner_url,
+            state_mib,
+            worker,
+        } => reclaim(context, (url, owner_url), *state_mib, *worker),
         DurabilityTurn::EndWorker {
             url,
             state_mib,
@@ -162,6 +179,38 @@ fn training_with_snapshot(
         training.run(STEPS_PER_READ)?;
     }
     Ok(training)
+}
+
+/// Trains on a borrowed device, and measures the time from its owner's request until the owner has read a first result.
+fn reclaim(
+    context: &Context,
+    (url, owner_url): (&str, &str),
+    state_mib: u64,
+    worker: u32,
+) -> Result<TurnFigures> {
+    let begun = Instant::now();
+    let mut training = training_with_snapshot(context, url, state_mib, &[worker])?;
+    while begun.elapsed() < MIN_RUN_TIME {
+        training.run(STEPS_PER_READ)?;
+    }
+    thread::scope(|scope| {
+        let owner = scope.spawn(|| -> Result<Duration> {
+            let requested = Instant::now();
+            let (_pool, lease) = lease_as(owner_url.parse()?, LeaseRequest::devices(1))?;
+            let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
+            scalar(ones.sum())?;
+            Ok(requested.elapsed())
+        });
+        // The training waits in a read until the owner has given the device back.
+        while !owner.is_finished() {
+            training.run(1)?;
+        }
+        let took = owner
+            .join()
+            .map_err(|_| anyhow!("the owner has panicked"))?;
+        training.run(1)?;
+        Ok(TurnFigures::of(took?))
+    })
 }
 
 /// Trains, stops the worker, and returns the longest time between two losses until the worker has
