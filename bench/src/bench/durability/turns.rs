@@ -42,7 +42,7 @@ const UNTIL_SHARED: u64 = 2;
 pub(in crate::bench) struct TurnFigures {
     /// The time of a step, of the recovery, or of the pause, in ms.
     pub(super) main_ms: f64,
-    /// Some of [`MORE_FIGURES`], by key.
+    /// Some of [`MORE_FIGURES`](super::MORE_FIGURES), by key.
     pub(super) more: BTreeMap<String, f64>,
 }
 
