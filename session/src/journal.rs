@@ -12,7 +12,7 @@
 //! between two marks is not held up: the journal *lapses*, and the session ends with its process until the next
 //! mark is committed.
 //!
-//! Pure state: time is an argument.
+//! Time is an argument; what other journals of the process take is in the budget that they share.
 
 use std::time::Duration;
 
@@ -27,14 +27,14 @@ const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// The time between two marks is at least this many times the cost of the last one.
 const COST_FACTOR: u32 = 50;
 
-/// Part of its limit at which a mark of a journal is due before [`MIN_INTERVAL`] has passed.
+/// A mark is due before [`MIN_INTERVAL`] has passed when a journal has this fraction of what it may always have.
 const DUE_DIVISOR: usize = 2;
 
 /// Returns the least time between two marks when the last one has cost `cost`, and the journal has
-/// `bytes` of the `limit` that it may have.
-pub(super) fn interval(cost: Duration, bytes: usize, limit: usize) -> Duration {
+/// `bytes`, and may always have `part`.
+pub(super) fn interval(cost: Duration, bytes: usize, part: usize) -> Duration {
     let least = cost.saturating_mul(COST_FACTOR);
-    match bytes >= limit / DUE_DIVISOR {
+    match bytes >= part / DUE_DIVISOR {
         true => least,
         false => least.max(MIN_INTERVAL),
     }
@@ -128,9 +128,14 @@ impl Journal {
         self.budget.set(if self.must_keep() { bytes } else { 0 });
     }
 
-    /// Returns how many bytes the journal may have now.
-    pub(super) fn limit(&self) -> usize {
-        self.budget.limit()
+    /// Returns how many bytes the journal may always have.
+    pub(super) fn part(&self) -> usize {
+        self.budget.part()
+    }
+
+    /// Gives back what the journal takes of the budget: the session has ended.
+    pub(super) fn end(&mut self) {
+        self.budget = BudgetPart::default();
     }
 
     /// Returns whether what is sent and answered must be kept.
@@ -142,7 +147,7 @@ impl Journal {
     /// nothing must be kept then.
     pub(super) fn lapses(&mut self, bytes: usize) -> bool {
         self.set_bytes(bytes);
-        if !self.must_keep() || bytes <= self.limit() {
+        if !self.must_keep() || bytes <= self.budget.limit() {
             return false;
         }
         self.is_lapsed = true;
@@ -182,7 +187,9 @@ impl Journal {
 
     /// Returns the number of the mark that is due, if one is, when the journal has `bytes`.
     pub(super) fn due(&self, now: Instant, bytes: usize) -> Option<u64> {
-        let is_early = |last_at| now < last_at + interval(self.cost, bytes, self.limit());
+        // What a journal that has lapsed has is not kept by a mark, either.
+        let bytes = if self.must_keep() { bytes } else { 0 };
+        let is_early = |last_at| now < last_at + interval(self.cost, bytes, self.part());
         let is_requested = self.requested == Some(RequestedMark::Unplaced);
         let is_time = is_requested || !self.last_at.is_some_and(is_early);
         (self.is_on && self.pending.is_none() && is_time).then_some(self.last + 1)
@@ -288,6 +295,8 @@ impl Journal {
     /// process, of this epoch. Returns the mark from which it goes on if that was not committed before.
     pub(super) fn restored(&mut self, epoch: u64, mark: u64) -> Option<Commit> {
         self.epoch = epoch;
+        // The session may have waited for a device for long.
+        self.uncommitted_since = None;
         let commit = self.commit_mark(mark);
         if let Some(pending) = &mut self.pending {
             // The mark is in the journal, so the new process will answer it again.
@@ -441,6 +450,12 @@ mod tests {
         assert_eq!(journal.restore_point(None), None);
         journal.on_marked(marked(2, "", 0));
         assert_eq!(journal.try_commit(None), None, "ops after it were dropped");
+        let soon = now + MIN_INTERVAL - Duration::from_millis(1);
+        assert_eq!(
+            journal.due(soon, MAX_BYTES),
+            None,
+            "marks are not placed in a row"
+        );
         let mark = place(&mut journal, 9, 0, now + MIN_INTERVAL);
         assert_eq!((mark.mark, mark.committed), (3, 0));
         assert!(journal.must_keep());
@@ -464,17 +479,17 @@ mod tests {
         assert!(!first.lapses(MAX_BYTES) && !second.lapses(MAX_BYTES));
         // Nothing is left, so the third has a third of what all may have.
         let part = 2 * MAX_BYTES / 3;
-        assert_eq!(third.limit(), part);
+        assert_eq!((third.part(), third.budget.limit()), (part, part));
         let is_due = |journal: &Journal, bytes| {
-            interval(Duration::ZERO, bytes, journal.limit()) < MIN_INTERVAL
+            interval(Duration::ZERO, bytes, journal.part()) < MIN_INTERVAL
         };
         assert!(!is_due(&third, part / 2 - 1) && is_due(&third, part / 2));
         assert!(!third.lapses(part));
         // The others have more than their parts, and give that up when they are used next.
         assert!(first.lapses(MAX_BYTES));
         assert!(!second.lapses(MAX_BYTES), "the first one has left room");
-        drop(second);
-        assert_eq!(third.limit(), MAX_BYTES);
+        second.end();
+        assert_eq!((third.part(), third.budget.limit()), (MAX_BYTES, MAX_BYTES));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! How much memory the journals of all sessions of a process take together.
 //!
 //! A journal may always take its part: what all may take, divided by their number. It may take more as long as
-//! the others leave room, up to a limit for each. So the journals of a program with many sessions are bounded
-//! together, and a session that sends much has the room of those that send little.
+//! the others leave room, up to a limit for each. So a session that sends much has the room of those that send
+//! little. A journal that has more than its part, and whose session sends nothing more, keeps it; so all together
+//! may take up to twice as much as they are to.
 
 use std::sync::{
     Arc,
@@ -58,16 +59,17 @@ impl BudgetPart {
         self.bytes = bytes;
     }
 
+    /// Returns how many bytes the journal may always take.
+    pub(crate) fn part(&self) -> usize {
+        let journals = self.budget.0.journals.load(Ordering::Relaxed);
+        (MAX_BYTES / journals.max(1)).min(MAX_JOURNAL_BYTES)
+    }
+
     /// Returns how many bytes the journal may take now.
     pub(crate) fn limit(&self) -> usize {
-        let used = &*self.budget.0;
-        let others = used
-            .bytes
-            .load(Ordering::Relaxed)
-            .saturating_sub(self.bytes);
-        let part = MAX_BYTES / used.journals.load(Ordering::Relaxed).max(1);
-        let left = MAX_BYTES.saturating_sub(others);
-        left.max(part).min(MAX_JOURNAL_BYTES)
+        let all = self.budget.0.bytes.load(Ordering::Relaxed);
+        let left = MAX_BYTES.saturating_sub(all.saturating_sub(self.bytes));
+        left.max(self.part()).min(MAX_JOURNAL_BYTES)
     }
 }
 

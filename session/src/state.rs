@@ -498,6 +498,7 @@ impl State {
         }
         self.end = Some(end);
         self.keep_nothing();
+        self.journal.end();
         Some(std::mem::take(&mut self.requests))
     }
 }

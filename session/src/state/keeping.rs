@@ -55,7 +55,7 @@ impl State {
         let bytes = self.journal_bytes();
         self.journal.set_bytes(bytes);
         self.report_keeping(now);
-        let limit = self.journal.limit();
+        let part = self.journal.part();
         let Some(member) = &self.cohort_member else {
             if let Some(number) = self.journal.due(now, bytes) {
                 self.record_mark(number, now);
@@ -64,7 +64,7 @@ impl State {
         };
         let has_begun = member
             .cuts()
-            .begin_if_due(now, |cost| interval(cost, bytes, limit));
+            .begin_if_due(now, |cost| interval(cost, bytes, part));
         if has_begun {
             member.cohort.wake_all();
         }
@@ -289,8 +289,8 @@ impl State {
         let age = |at: Instant| now.saturating_duration_since(at);
         let waited = self.journal.uncommitted_since().map(age);
         let committed = self.journal.committed_at().map(age);
-        let warning = self.report.warning(waited.unwrap_or_default(), committed);
-        if let Some(text) = warning {
+        let waited = waited.unwrap_or_default();
+        if let Some(text) = self.report.warning(now, waited, committed) {
             warn!("{text}");
         }
     }

@@ -1,22 +1,31 @@
 //! What the log tells of snapshots that are not kept.
 //!
 //! A program goes on without snapshots, so its user hears of it by the log alone: once when they begin to fail,
-//! with the age of the last one that was kept, and once when one is kept again.
+//! with the age of the last one that was kept, and once when one is kept again; and not more often than every ten
+//! minutes.
 
 use std::time::Duration;
 
+use web_time::Instant;
+
 /// A mark that is not committed for this long is reported.
 const OVERDUE_AFTER: Duration = Duration::from_secs(30);
+
+/// A failure that was reported is reported again after this time at the earliest.
+const REPORT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What has happened, and what was reported of it.
 #[derive(Debug, Default)]
 pub(super) struct KeepingReport {
     /// Why the worker has not kept the last snapshot.
     refusal: Option<String>,
-    /// Whether the journal has lapsed.
+    /// Whether the journal has lapsed since the last commit.
     has_lapsed: bool,
-    is_failure_reported: bool,
-    is_lapse_reported: bool,
+    /// When a failure and a lapse were reported last.
+    failure_at: Option<Instant>,
+    lapse_at: Option<Instant>,
+    /// Whether one of them was reported since the last commit.
+    is_reported: bool,
 }
 
 impl KeepingReport {
@@ -32,31 +41,35 @@ impl KeepingReport {
 
     /// A mark was committed. Returns what is to be logged.
     pub(super) fn kept(&mut self) -> Option<&'static str> {
-        let before = std::mem::take(self);
-        let was_reported = before.is_failure_reported || before.is_lapse_reported;
+        (self.refusal, self.has_lapsed) = (None, false);
+        let was_reported = std::mem::take(&mut self.is_reported);
         was_reported.then_some("snapshots of the session are kept again")
     }
 
     /// Returns what is to be logged as a warning, if there is something new. No mark was committed for `waited`, and
     /// the last one that was committed is `age` old.
-    pub(super) fn warning(&mut self, waited: Duration, age: Option<Duration>) -> Option<String> {
-        if self.has_lapsed && !self.is_lapse_reported {
-            self.is_lapse_reported = true;
-            let text = "a session has sent more between two snapshots than is kept to send again; until the next \
-                        snapshot is kept, it is lost with its process or worker";
+    pub(super) fn warning(
+        &mut self,
+        now: Instant,
+        waited: Duration,
+        age: Option<Duration>,
+    ) -> Option<String> {
+        let is_due = |at: Option<Instant>| at.is_none_or(|at| now >= at + REPORT_INTERVAL);
+        if self.has_lapsed && is_due(self.lapse_at) {
+            (self.lapse_at, self.is_reported) = (Some(now), true);
+            let text = "a session has sent more since its last snapshot than the client keeps, so it ends if its \
+                        process or worker is lost before the next snapshot is kept";
             return Some(text.into());
         }
-        let failure = match &self.refusal {
-            Some(reason) => format!("the worker has not kept a snapshot: {reason}"),
-            None if waited >= OVERDUE_AFTER => {
-                format!("no snapshot was kept for {} s", waited.as_secs())
-            }
-            None => return None,
-        };
-        if self.is_failure_reported {
+        let is_failing = self.refusal.is_some() || waited >= OVERDUE_AFTER;
+        if !is_failing || !is_due(self.failure_at) {
             return None;
         }
-        self.is_failure_reported = true;
+        (self.failure_at, self.is_reported) = (Some(now), true);
+        let failure = match &self.refusal {
+            Some(reason) => format!("the worker has not kept a snapshot: {reason}"),
+            None => format!("no snapshot was kept for {} s", waited.as_secs()),
+        };
         let outcome = match age {
             Some(age) => format!(
                 "if its process or worker is lost, the session goes on from the last snapshot, which is {} s old",
@@ -73,29 +86,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_is_reported_once_and_so_is_its_end() {
+    fn failure_and_its_end_are_reported_once_in_a_while() {
+        let now = Instant::now();
         let mut report = KeepingReport::default();
         let (soon, age) = (Duration::from_secs(3), Some(Duration::from_secs(31)));
-        assert_eq!((report.warning(soon, age), report.kept()), (None, None));
+        assert_eq!(
+            (report.warning(now, soon, age), report.kept()),
+            (None, None)
+        );
         report.refused("no room".into());
         let expected = "the worker has not kept a snapshot: no room; if its process or worker is lost, the session \
                         goes on from the last snapshot, which is 31 s old";
-        assert_eq!(report.warning(soon, age).as_deref(), Some(expected));
+        assert_eq!(report.warning(now, soon, age).as_deref(), Some(expected));
         report.refused("no room".into());
-        assert_eq!(report.warning(soon, age), None, "it is known");
+        assert_eq!(report.warning(now, soon, age), None, "it is known");
         report.lapsed();
-        let expected = "a session has sent more between two snapshots than is kept to send again; until the next \
-                        snapshot is kept, it is lost with its process or worker";
-        assert_eq!(report.warning(soon, None).as_deref(), Some(expected));
-        assert_eq!(report.warning(OVERDUE_AFTER, None), None);
+        let expected = "a session has sent more since its last snapshot than the client keeps, so it ends if its \
+                        process or worker is lost before the next snapshot is kept";
+        assert_eq!(report.warning(now, soon, None).as_deref(), Some(expected));
+        assert_eq!(report.warning(now, OVERDUE_AFTER, None), None);
         assert_eq!(
             report.kept(),
             Some("snapshots of the session are kept again")
         );
-        assert_eq!((report.warning(soon, age), report.kept()), (None, None));
+        assert_eq!(
+            (report.warning(now, soon, age), report.kept()),
+            (None, None)
+        );
+        // The same again.
+        report.lapsed();
+        let later = now + REPORT_INTERVAL - Duration::from_millis(1);
+        assert_eq!(
+            (report.warning(later, soon, None), report.kept()),
+            (None, None)
+        );
+        let later = now + REPORT_INTERVAL;
         let expected =
             "no snapshot was kept for 30 s; the session is lost with its process or worker";
-        let overdue = report.warning(OVERDUE_AFTER, None);
+        let overdue = report.warning(later, OVERDUE_AFTER, None);
         assert_eq!(overdue.as_deref(), Some(expected));
     }
 
@@ -104,6 +132,6 @@ mod tests {
         let mut report = KeepingReport::default();
         report.refused("other snapshots are being copied".into());
         assert_eq!(report.kept(), None);
-        assert_eq!(report.warning(Duration::ZERO, None), None);
+        assert_eq!(report.warning(Instant::now(), Duration::ZERO, None), None);
     }
 }
