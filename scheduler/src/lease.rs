@@ -372,8 +372,7 @@ impl Lease {
         }
     }
 
-    /// Returns why the lease was suspended, if neither an administrator nor its client has done that and it waits for
-    /// devices.
+    /// Returns what has interrupted a lease that waits to go on; `None` if it was suspended for another reason.
     pub(crate) fn interruption(&self) -> Option<&EndReason> {
         match &self.standing {
             Standing::Resuming { cause, .. } => cause.as_ref(),

@@ -85,9 +85,9 @@ pub enum EndReason {
         /// Where the snapshots are.
         places: SnapshotPlaces,
     },
-    /// The lease had no devices, and the last worker that had its snapshots was lost or has left.
+    /// The last worker that kept the snapshots of the lease was lost or has left.
     #[error(
-        "worker {name} ({worker}), which had the snapshots of the lease, is gone; a snapshot store (`tensord worker --snapshots`) would have them still"
+        "worker {name} ({worker}), which kept the snapshots of the lease, is gone; a lease with a snapshot store (`tensord worker --snapshots`) outlives that"
     )]
     SnapshotsLost {
         /// The worker's id.
@@ -95,16 +95,15 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
-    /// The lease had no devices, the scheduler restarted, and the last worker that had its snapshots did
-    /// not join in time.
+    /// The scheduler restarted, and the last worker that kept the snapshots of the lease did not join in time.
     #[error(
-        "worker {worker}, which had the snapshots of the lease, did not join again after the scheduler had restarted"
+        "worker {worker}, which kept the snapshots of the lease, did not join again after the scheduler had restarted"
     )]
     HolderMissing {
         /// The worker's id.
         worker: WorkerId,
     },
-    /// The lease has lost its devices, and then the last worker that had its snapshots.
+    /// The lease has lost its devices, and also the last worker that kept its snapshots.
     #[error("{cause}, and {gone}")]
     NothingLeft {
         /// Why the lease has lost its devices.
@@ -208,8 +207,8 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Returns the reason of a lease that has lost its devices because of `cause`, and then its snapshots, as this reason
-    /// says.
+    /// Returns the reason of a lease that has lost its devices because of `cause`, and also its snapshots, as this
+    /// reason says.
     pub(crate) fn after(self, cause: Self) -> Self {
         Self::NothingLeft {
             cause: Box::new(cause),

@@ -34,7 +34,8 @@ const AVOID_REFUSING: Duration = Duration::from_secs(300);
 
 impl Engine {
     /// Ends the leases that waited to move to a worker that is lost now, as `gone` says, unless a store has their
-    /// snapshots, too, and lets others find another keeper.
+    /// snapshots, too, and lets others find another keeper. If they lose their workers before that, their end names
+    /// this one, too.
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId, gone: &EndReason) {
         let mut over = Vec::new();
         for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {

@@ -440,7 +440,7 @@ impl Engine {
         (lease.running_since, lease.is_reclaimed) = (now, false);
         lease.passed = passed.unwrap_or_else(|| mem::take(&mut lease.passed));
         (lease.rejoin_by, lease.unreachable) = (None, None);
-        lease.interrupted_at = None;
+        (lease.interrupted_at, lease.keeper_gone) = (None, None);
         lease.avoided.clear();
         let keepers = mem::take(&mut lease.keepers);
         let receiving = keepers.values().flat_map(Keeper::workers);

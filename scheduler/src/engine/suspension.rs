@@ -187,6 +187,7 @@ impl Engine {
         lease.keepers.clear();
         lease.stored.clear();
         (lease.rejoin_by, lease.unreachable) = (None, None);
+        lease.keeper_gone = None;
         lease.parts = parts;
         lease.set_standing(standing);
         let holders = lease.holders();

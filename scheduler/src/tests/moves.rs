@@ -215,8 +215,9 @@ fn lease_ends_when_its_keeper_is_lost_too() {
             ],
         ),
     ];
-    let expected = "worker w1 (0000000000000001) was lost, and worker w2 (0000000000000002), which had the snapshots of \
-                    the lease, is gone; a snapshot store (`tensord worker --snapshots`) would have them still";
+    let expected = "worker w1 (0000000000000001) was lost, and worker w2 (0000000000000002), which kept the \
+                    snapshots of the lease, is gone; a lease with a snapshot store (`tensord worker --snapshots`) \
+                    outlives that";
     assert_eq!(both_lost.to_string(), expected);
     check(lost_while_worker_2_is_busy().into_iter().chain(lost));
 }

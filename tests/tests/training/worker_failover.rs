@@ -237,7 +237,7 @@ fn end_of_a_lease_names_the_worker_and_the_keeper_that_were_killed_together() {
     let named = [
         format!("worker worker-{source} ("),
         format!("worker worker-{} (", 1 - source),
-        "which had the snapshots of the lease".to_owned(),
+        "which kept the snapshots of the lease".to_owned(),
         "`tensord worker --snapshots`".to_owned(),
     ];
     for text in named {
