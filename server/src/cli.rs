@@ -310,7 +310,7 @@ Examples:
   tensord demo --url                 train on the pool in TENSORD_URL
   tensord demo --chaos               kill workers at random, and compare the losses
   tensord demo --chaos --devices 2   the same while two workers train together
-  tensord demo --chaos --kind cuda   the same on a GPU, whose losses differ unless it is exact
+  tensord demo --chaos --kind cuda   the same on a GPU, whose losses may differ if it is not exact
   tensord demo --json | tail -1 | jq .test_accuracy")]
     Demo {
         #[command(flatten)]

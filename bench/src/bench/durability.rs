@@ -93,7 +93,7 @@ const MORE_FIGURES: [(&str, &str); 10] = [
     ),
     (
         "off_mark_stall_p99_ms",
-        "the same at times without marks, without snapshots, ms",
+        "longest read in windows every 2 s, without snapshots, ms",
     ),
     ("journal_mib", "ops kept by the client at most, MiB"),
     ("detect_ms", "from kill of the worker to the event, ms"),

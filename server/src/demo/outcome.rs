@@ -81,7 +81,7 @@ impl Chaos {
                 at + 1
             ),
             (Some(at), false) => format!(
-                "different from those without kills from step {} on, as these devices are not exact",
+                "first different from those without kills at step {}; these devices are not exact",
                 at + 1
             ),
         };
@@ -309,7 +309,7 @@ losses         different from those without kills, first at step 10";
             ..outcome_with_kills(Some(9))
         });
         let expected = "
-losses         different from those without kills from step 10 on, as these devices are not exact";
+losses         first different from those without kills at step 10; these devices are not exact";
         assert!(table.ends_with(expected), "{table}");
         let outcome = outcome_with_kills(None);
         let curve = outcome.chaos.as_ref().unwrap().to_json("mlp", 2);

@@ -22,10 +22,14 @@ impl Layers<'_> {
             None => None,
         };
         let kind = settings.kind.map(|Name(kind)| kind);
-        if let (None, Some(kind)) = (&pool, &kind)
-            && let Err(e) = kind.parse::<Devices>()
-        {
-            return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
+        if let (None, Some(kind)) = (&pool, &kind) {
+            if kind == "auto" {
+                let text = "--kind auto: the demo needs a kind, such as flex or cuda";
+                return Err(ConfigError::CommandLine(text.into()));
+            }
+            if let Err(e) = kind.parse::<Devices>() {
+                return Err(ConfigError::CommandLine(format!("--kind {kind}: {e}")));
+            }
         }
         if settings.chaos && pool.is_some() {
             return Err(ConfigError::CommandLine(

@@ -172,9 +172,20 @@ fn invalid_setting_error_is_one_line_that_names_it() {
 #[cfg(feature = "demo")]
 #[test]
 fn chaos_needs_a_pool_of_its_own() {
-    let error = resolved(&format!("tensord demo --chaos --url {URL}"), "").unwrap_err();
-    let expected = "--chaos kills workers, so it needs a pool of its own; leave out --url";
-    assert_eq!(error.to_string(), expected);
+    let cases = [
+        (
+            format!("tensord demo --chaos --url {URL}"),
+            "--chaos kills workers, so it needs a pool of its own; leave out --url",
+        ),
+        (
+            "tensord demo --chaos --kind auto".into(),
+            "--kind auto: the demo needs a kind, such as flex or cuda",
+        ),
+    ];
+    for (line, expected) in cases {
+        let error = resolved(&line, "").unwrap_err().to_string();
+        assert_eq!(error, expected);
+    }
     assert!(resolved("tensord demo --chaos --kind flex --devices 2", "").is_ok());
 }
 

@@ -3,14 +3,14 @@
 use super::*;
 use crate::simulate::generator::{Load, Recipe, generate};
 
-/// All tenants wait for devices for ten half-lives, with jobs of one device, and with gangs, of which each tenant has as
-/// many of each size.
+/// All tenants wait for devices for ten half-lives, with jobs of equal demand, so that what they get depends on their
+/// weights alone.
 #[test]
 fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
     let weights = [("red", 1), ("green", 2), ("blue", 3)];
     let half_life = Duration::from_secs(2_000);
     let policy = policy(&weights.map(|(name, weight)| (name, weight, 0)));
-    for (seed, largest) in [(3, 1), (4, 1), (5, 4), (6, 4)] {
+    for seed in [3, 4, 5] {
         let mut jobs = generate(&Recipe {
             load: Load::Steady,
             seed,
@@ -23,8 +23,7 @@ fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
             kind: Some("cuda".into()),
         });
         for (number, job) in jobs.iter_mut().enumerate() {
-            job.arrival_ms = 0;
-            job.devices = 1 + number as u32 / 3 % largest;
+            (job.arrival_ms, job.devices) = (0, 1);
             job.tenant = weights[number % 3].0.into();
         }
         let order = (RequestOrder::Fair, half_life);
