@@ -107,7 +107,7 @@ mod tests {
         // Those with more than their part give it up, as nothing is left.
         assert_eq!(limits(&parts), [64, 64, 64, 64]);
         parts[0].set(0);
-        assert_eq!(limits(&parts), [64, 128, 64, 64]);
+        assert_eq!(limits(&parts), [64, 128, 128, 64]);
     }
 
     #[test]
