@@ -207,12 +207,11 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Returns the reason of a lease that has lost its devices because of `cause`, and also its snapshots, as this
-    /// reason says.
-    pub(crate) fn after(self, cause: Self) -> Self {
+    /// Returns the reason of a lease that has lost its devices because of `cause`, and its snapshots because of `gone`.
+    pub(crate) fn nothing_left(cause: Self, gone: Self) -> Self {
         Self::NothingLeft {
             cause: Box::new(cause),
-            gone: Box::new(self),
+            gone: Box::new(gone),
         }
     }
 }

@@ -33,9 +33,9 @@ pub(super) const RECORDED_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 const AVOID_REFUSING: Duration = Duration::from_secs(300);
 
 impl Engine {
-    /// Ends the leases that waited to move to a worker that is lost now, as `gone` says, unless a store has their
-    /// snapshots, too, and lets others find another keeper. If they lose their workers before that, their end names
-    /// this one, too.
+    /// Ends the leases that waited to move to a worker that is lost now, because of `gone`, unless a store has their
+    /// snapshots, too, and lets others find another keeper. A lease that loses its own worker before that ends because
+    /// of both.
     pub(super) fn on_keeper_lost(&mut self, worker: WorkerId, gone: &EndReason) {
         let mut over = Vec::new();
         for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
@@ -56,7 +56,7 @@ impl Engine {
             lease.keepers.retain(|_, keeper| keeper.worker != worker);
             if lease.keepers.len() < keepers && lease.only_stored().is_none() {
                 let cause = lease.lost().map(what_happened);
-                over.extend(cause.map(|cause| (id, gone.clone().after(cause))));
+                over.extend(cause.map(|cause| (id, EndReason::nothing_left(cause, gone.clone()))));
             }
         }
         for (id, reason) in over {

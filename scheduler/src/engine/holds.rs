@@ -140,8 +140,8 @@ impl Engine {
         }
     }
 
-    /// Drops what is held back for requests that are not entitled to devices any more, and for leases that may not go on
-    /// as their tenant has got more. Returns whether something was.
+    /// Drops what is held back for requests that are not entitled to devices any more, and for leases that would exceed
+    /// the limit of their tenant, which has got others. Returns whether something was dropped.
     pub(super) fn drop_stale_holds(&mut self) -> bool {
         if self.pool.holders().next().is_none() {
             return false;

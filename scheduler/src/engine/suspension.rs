@@ -366,8 +366,8 @@ impl Engine {
         }
     }
 
-    /// Removes a worker that is lost, as `gone` says, from the holders of leases without devices. Ends those of which a
-    /// part has no other one.
+    /// Removes a worker that is lost from the holders of leases without devices. Ends those of which a part has no other
+    /// one, because of `gone`.
     pub(super) fn on_holder_lost(&mut self, worker: WorkerId, gone: &EndReason) {
         let mut over = Vec::new();
         for id in self.leases.index().of_worker(worker).collect::<Vec<_>>() {
@@ -378,14 +378,14 @@ impl Engine {
                 part.holders.retain(|holder| *holder != worker);
             }
             if lease.is_suspended() && !have_snapshots(&lease.parts) {
-                over.push((id, lease.interruption().cloned()));
+                let reason = match lease.interruption().cloned() {
+                    Some(cause) => EndReason::nothing_left(cause, gone.clone()),
+                    None => gone.clone(),
+                };
+                over.push((id, reason));
             }
         }
-        for (id, cause) in over {
-            let reason = match cause {
-                Some(cause) => gone.clone().after(cause),
-                None => gone.clone(),
-            };
+        for (id, reason) in over {
             self.end_lease(id, Some(reason));
         }
     }

@@ -111,7 +111,7 @@ impl Engine {
             if !self.outlives_worker(lease, &reason) {
                 let keeper_gone = self.leases.get(lease).and_then(|it| it.keeper_gone.clone());
                 let reason = match keeper_gone {
-                    Some(gone) => gone.after(reason),
+                    Some(gone) => EndReason::nothing_left(reason, gone),
                     None => reason,
                 };
                 self.end_lease(lease, Some(reason));

@@ -103,14 +103,6 @@ pub(super) fn snapshots_lost(worker: u64) -> EndReason {
     }
 }
 
-/// A lease has lost its devices, and then its snapshots.
-pub(super) fn nothing_left(cause: EndReason, gone: EndReason) -> EndReason {
-    EndReason::NothingLeft {
-        cause: Box::new(cause),
-        gone: Box::new(gone),
-    }
-}
-
 pub(super) fn part(lease: u64, index: u32) -> PartId {
     let lease = LeaseId(lease);
     PartId { lease, index }

@@ -423,10 +423,9 @@ fn later_requests_leave_room_within_the_limit() {
     check_with_policy(1, ops);
 }
 
-/// A tenant gets more while devices are held back for a lease of it, which is beyond its limit then.
+/// Devices are held back for a lease, and then a request of its tenant gets others, so the lease is beyond the limit.
 #[test]
 fn what_is_held_back_for_a_lease_is_given_up_when_it_is_beyond_its_limit() {
-    let of_administrator = Suspender::Administrator;
     let ops = [
         request(1, durable(2, None)),
         Op::AllKept,
@@ -434,11 +433,11 @@ fn what_is_held_back_for_a_lease_is_given_up_when_it_is_beyond_its_limit() {
         request(2, durable(1, Some("vulkan"))),
         Op::SuspendLease {
             nth: 43,
-            by: of_administrator,
+            by: Suspender::Administrator,
         },
         Op::ResumeLease {
             nth: 46,
-            by: of_administrator,
+            by: Suspender::Administrator,
         },
         request(0, demand_of(2, None)),
         Op::Release { client: 0, nth: 54 },

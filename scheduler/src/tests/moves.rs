@@ -201,7 +201,7 @@ fn lease_goes_on_where_it_was_if_its_worker_is_back_first() {
 
 #[test]
 fn lease_ends_when_its_keeper_is_lost_too() {
-    let both_lost = nothing_left(lost(1), snapshots_lost(2));
+    let both_lost = EndReason::nothing_left(lost(1), snapshots_lost(2));
     let lost = [
         (5_001, beat(2), vec![]),
         (6_000, worker_disconnected(2), vec![]),
@@ -228,7 +228,7 @@ fn end_names_a_keeper_that_was_lost_shortly_before() {
         (2, kept(1, &[(10, 2)]), vec![]),
         (3, worker_left(2), vec![]),
     ];
-    let both = nothing_left(lost(1), snapshots_lost(2));
+    let both = EndReason::nothing_left(lost(1), snapshots_lost(2));
     let at_once = [(4, worker_left(1), vec![ended(1, 10, both)])];
     check(
         kept_by_worker_2()
@@ -244,7 +244,11 @@ fn end_names_a_keeper_that_was_lost_shortly_before() {
         (
             7,
             worker_left(1),
-            vec![ended(1, 10, nothing_left(lost(1), snapshots_lost(3)))],
+            vec![ended(
+                1,
+                10,
+                EndReason::nothing_left(lost(1), snapshots_lost(3)),
+            )],
         ),
     ];
     check(

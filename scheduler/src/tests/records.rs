@@ -258,7 +258,7 @@ fn lost_lease_moves_once_its_keeper_has_joined() {
     let missing = EndReason::HolderMissing {
         worker: WorkerId(2),
     };
-    let both_gone = nothing_left(reason, missing);
+    let both_gone = EndReason::nothing_left(reason, missing);
     check_restored(
         lost.clone(),
         [

@@ -299,7 +299,7 @@ fn lease_ends_if_a_worker_with_its_snapshots_is_lost_meanwhile() {
     let died = EndReason::ProcessDied {
         how: "w2 died".into(),
     };
-    let gone = nothing_left(died, snapshots_lost(1));
+    let gone = EndReason::nothing_left(died, snapshots_lost(1));
     let steps = [
         (4, released(2, 10), vec![]),
         (
