@@ -19,7 +19,7 @@ use std::time::Duration;
 use tensord_proto::v1::{Mark, Marked, RestorePoint};
 use web_time::Instant;
 
-use crate::journal_budget::{BudgetPart, JournalBudget};
+use crate::journal_budget::{JournalBudget, JournalMemory};
 
 /// Shortest time between two marks of a program that sends little.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -27,14 +27,14 @@ const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// The time between two marks is at least this many times the cost of the last one.
 const COST_FACTOR: u32 = 50;
 
-/// A mark is due before [`MIN_INTERVAL`] has passed when a journal has this fraction of what it may always have.
+/// A mark is due before [`MIN_INTERVAL`] has passed when a journal has an equal part of the budget, divided by this.
 const DUE_DIVISOR: usize = 2;
 
 /// Returns the least time between two marks when the last one has cost `cost`, and the journal has
-/// `bytes`, and may always have `part`.
-pub(super) fn interval(cost: Duration, bytes: usize, part: usize) -> Duration {
+/// `bytes`, of which it may always have `equal_part`.
+pub(super) fn interval(cost: Duration, bytes: usize, equal_part: usize) -> Duration {
     let least = cost.saturating_mul(COST_FACTOR);
-    match bytes >= part / DUE_DIVISOR {
+    match bytes >= equal_part / DUE_DIVISOR {
         true => least,
         false => least.max(MIN_INTERVAL),
     }
@@ -64,7 +64,7 @@ pub(super) struct Journal {
     requested: Option<RequestedMark>,
     /// When the first mark after the committed one was placed.
     uncommitted_since: Option<Instant>,
-    budget: BudgetPart,
+    memory: JournalMemory,
 }
 
 /// A mark that was requested before it is due by itself, until it is committed.
@@ -112,7 +112,7 @@ impl Journal {
     /// Creates a journal that shares a budget with others.
     pub(super) fn new(budget: JournalBudget) -> Self {
         Self {
-            budget: BudgetPart::new(budget),
+            memory: JournalMemory::new(budget),
             ..Self::default()
         }
     }
@@ -120,22 +120,22 @@ impl Journal {
     /// Starts placing marks in a process of this epoch.
     pub(super) fn begin(&mut self, epoch: u64) {
         (self.is_on, self.epoch) = (true, epoch);
-        self.budget.begin();
+        self.memory.begin();
     }
 
     /// Records that the journal has `bytes`.
     pub(super) fn set_bytes(&mut self, bytes: usize) {
-        self.budget.set(if self.must_keep() { bytes } else { 0 });
+        self.memory.set(if self.must_keep() { bytes } else { 0 });
     }
 
     /// Returns how many bytes the journal may always have.
-    pub(super) fn part(&self) -> usize {
-        self.budget.part()
+    pub(super) fn equal_part(&self) -> usize {
+        self.memory.equal_part()
     }
 
     /// Gives back what the journal takes of the budget: the session has ended.
     pub(super) fn end(&mut self) {
-        self.budget = BudgetPart::default();
+        self.memory = JournalMemory::default();
     }
 
     /// Returns whether what is sent and answered must be kept.
@@ -147,7 +147,7 @@ impl Journal {
     /// nothing must be kept then.
     pub(super) fn lapses(&mut self, bytes: usize) -> bool {
         self.set_bytes(bytes);
-        if !self.must_keep() || bytes <= self.budget.limit() {
+        if !self.must_keep() || bytes <= self.memory.limit() {
             return false;
         }
         self.is_lapsed = true;
@@ -187,9 +187,9 @@ impl Journal {
 
     /// Returns the number of the mark that is due, if one is, when the journal has `bytes`.
     pub(super) fn due(&self, now: Instant, bytes: usize) -> Option<u64> {
-        // What a journal that has lapsed has is not kept by a mark, either.
+        // A mark makes a journal that has lapsed no shorter.
         let bytes = if self.must_keep() { bytes } else { 0 };
-        let is_early = |last_at| now < last_at + interval(self.cost, bytes, self.part());
+        let is_early = |last_at| now < last_at + interval(self.cost, bytes, self.equal_part());
         let is_requested = self.requested == Some(RequestedMark::Unplaced);
         let is_time = is_requested || !self.last_at.is_some_and(is_early);
         (self.is_on && self.pending.is_none() && is_time).then_some(self.last + 1)
@@ -479,17 +479,20 @@ mod tests {
         assert!(!first.lapses(MAX_BYTES) && !second.lapses(MAX_BYTES));
         // Nothing is left, so the third has a third of what all may have.
         let part = 2 * MAX_BYTES / 3;
-        assert_eq!((third.part(), third.budget.limit()), (part, part));
+        assert_eq!((third.equal_part(), third.memory.limit()), (part, part));
         let is_due = |journal: &Journal, bytes| {
-            interval(Duration::ZERO, bytes, journal.part()) < MIN_INTERVAL
+            interval(Duration::ZERO, bytes, journal.equal_part()) < MIN_INTERVAL
         };
         assert!(!is_due(&third, part / 2 - 1) && is_due(&third, part / 2));
         assert!(!third.lapses(part));
-        // The others have more than their parts, and give that up when they are used next.
+        // The others have more than an equal part, and lapse when they send next.
         assert!(first.lapses(MAX_BYTES));
         assert!(!second.lapses(MAX_BYTES), "the first one has left room");
         second.end();
-        assert_eq!((third.part(), third.budget.limit()), (MAX_BYTES, MAX_BYTES));
+        assert_eq!(
+            (third.equal_part(), third.memory.limit()),
+            (MAX_BYTES, MAX_BYTES)
+        );
     }
 
     #[test]

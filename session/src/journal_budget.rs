@@ -1,9 +1,9 @@
 //! How much memory the journals of all sessions of a process take together.
 //!
-//! A journal may always take its part: what all may take, divided by their number. It may take more as long as
+//! A journal may always take an equal part: what all may take, divided by their number. It may take more as long as
 //! the others leave room, up to a limit for each. So a session that sends much has the room of those that send
-//! little. A journal that has more than its part, and whose session sends nothing more, keeps it; so all together
-//! may take up to twice as much as they are to.
+//! little. A journal with more than an equal part keeps that if its session sends nothing more; so all together take
+//! at most twice the budget.
 
 use std::sync::{
     Arc,
@@ -28,13 +28,13 @@ struct Used {
 
 /// What one journal takes of a budget. Dropping it gives that back.
 #[derive(Debug, Default)]
-pub(crate) struct BudgetPart {
+pub(crate) struct JournalMemory {
     budget: JournalBudget,
     bytes: usize,
     is_counted: bool,
 }
 
-impl BudgetPart {
+impl JournalMemory {
     pub(crate) fn new(budget: JournalBudget) -> Self {
         Self {
             budget,
@@ -60,7 +60,7 @@ impl BudgetPart {
     }
 
     /// Returns how many bytes the journal may always take.
-    pub(crate) fn part(&self) -> usize {
+    pub(crate) fn equal_part(&self) -> usize {
         let journals = self.budget.0.journals.load(Ordering::Relaxed);
         (MAX_BYTES / journals.max(1)).min(MAX_JOURNAL_BYTES)
     }
@@ -69,11 +69,11 @@ impl BudgetPart {
     pub(crate) fn limit(&self) -> usize {
         let all = self.budget.0.bytes.load(Ordering::Relaxed);
         let left = MAX_BYTES.saturating_sub(all.saturating_sub(self.bytes));
-        left.max(self.part()).min(MAX_JOURNAL_BYTES)
+        left.max(self.equal_part()).min(MAX_JOURNAL_BYTES)
     }
 }
 
-impl Drop for BudgetPart {
+impl Drop for JournalMemory {
     fn drop(&mut self) {
         self.set(0);
         if self.is_counted {
@@ -91,32 +91,32 @@ mod tests {
     #[test]
     fn journals_share_what_they_may_take() {
         let budget = JournalBudget::default();
-        let mut parts: Vec<_> = (0..4).map(|_| BudgetPart::new(budget.clone())).collect();
-        parts.iter_mut().for_each(BudgetPart::begin);
-        let limits = |parts: &[BudgetPart]| -> Vec<_> {
-            parts.iter().map(|part| part.limit() / MIB).collect()
+        let mut journals: Vec<_> = (0..4).map(|_| JournalMemory::new(budget.clone())).collect();
+        journals.iter_mut().for_each(JournalMemory::begin);
+        let limits = |journals: &[JournalMemory]| -> Vec<_> {
+            journals.iter().map(|it| it.limit() / MIB).collect()
         };
-        assert_eq!(limits(&parts), [128; 4], "nobody takes anything");
-        parts[0].set(128 * MIB);
-        parts[1].set(50 * MIB);
+        assert_eq!(limits(&journals), [128; 4], "nobody takes anything");
+        journals[0].set(128 * MIB);
+        journals[1].set(50 * MIB);
         // 206, 128, 78 and 78 MiB are left, and each may take 64.
-        assert_eq!(limits(&parts), [128, 128, 78, 78]);
-        parts[1].set(128 * MIB);
-        assert_eq!(limits(&parts), [128, 128, 64, 64]);
-        parts[2].set(64 * MIB);
-        // Those with more than their part give it up, as nothing is left.
-        assert_eq!(limits(&parts), [64, 64, 64, 64]);
-        parts[0].set(0);
-        assert_eq!(limits(&parts), [64, 128, 128, 64]);
+        assert_eq!(limits(&journals), [128, 128, 78, 78]);
+        journals[1].set(128 * MIB);
+        assert_eq!(limits(&journals), [128, 128, 64, 64]);
+        journals[2].set(64 * MIB);
+        // Nothing is left, so each may take an equal part only.
+        assert_eq!(limits(&journals), [64, 64, 64, 64]);
+        journals[0].set(0);
+        assert_eq!(limits(&journals), [64, 128, 128, 64]);
     }
 
     #[test]
     fn journal_that_ends_gives_back_what_it_took() {
         let budget = JournalBudget::default();
-        let mut first = BudgetPart::new(budget.clone());
+        let mut first = JournalMemory::new(budget.clone());
         first.begin();
         first.begin();
-        let mut second = BudgetPart::new(budget.clone());
+        let mut second = JournalMemory::new(budget.clone());
         second.begin();
         second.set(MAX_BYTES);
         assert_eq!(first.limit(), MAX_JOURNAL_BYTES, "its half");

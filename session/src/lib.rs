@@ -9,8 +9,8 @@
 //! - `upload_cache` knows which uploads the worker keeps.
 //! - [`Requests`] has the reads and syncs without a reply, `pending_reads` assembles the values of
 //!   the reads, and `answered` checks those that another process repeats.
-//! - `journal` decides from where the session goes on if its process dies, within a [`JournalBudget`], and [`Cohort`] has what
-//!   the sessions of a lease decide together.
+//! - `journal` decides from where the session goes on if its process dies, and [`Cohort`] has what
+//!   the sessions of a lease decide together. A [`JournalBudget`] bounds the journals of a process.
 //! - [`ConnectionEnd`]: the ways in which a connection ends.
 //!
 //! This crate opens no connection, reads no clock and needs no runtime: of Tokio it has channels and

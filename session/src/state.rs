@@ -107,7 +107,7 @@ pub struct State {
     /// one.
     cohort_member: Option<CohortMember>,
     goes_on: GoesOn,
-    /// What the log has been told of snapshots.
+    /// What was logged of snapshots that are not kept.
     report: KeepingReport,
     /// Whether the session needs the bulk track.
     pub has_bulk: bool,

@@ -53,9 +53,8 @@ impl State {
             return;
         }
         let bytes = self.journal_bytes();
-        self.journal.set_bytes(bytes);
         self.report_keeping(now);
-        let part = self.journal.part();
+        let equal_part = self.journal.equal_part();
         let Some(member) = &self.cohort_member else {
             if let Some(number) = self.journal.due(now, bytes) {
                 self.record_mark(number, now);
@@ -64,7 +63,7 @@ impl State {
         };
         let has_begun = member
             .cuts()
-            .begin_if_due(now, |cost| interval(cost, bytes, part));
+            .begin_if_due(now, |cost| interval(cost, bytes, equal_part));
         if has_begun {
             member.cohort.wake_all();
         }

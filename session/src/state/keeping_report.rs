@@ -1,8 +1,7 @@
-//! What the log tells of snapshots that are not kept.
+//! What a session logs if its snapshots are not kept.
 //!
-//! A program goes on without snapshots, so its user hears of it by the log alone: once when they begin to fail,
-//! with the age of the last one that was kept, and once when one is kept again; and not more often than every ten
-//! minutes.
+//! A program goes on without snapshots, so the log is the only sign of that. It has a warning when snapshots begin to
+//! fail, with the age of the last one that was kept, at most every ten minutes; and a line when one is kept again.
 
 use std::time::Duration;
 
