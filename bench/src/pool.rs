@@ -179,7 +179,12 @@ pub(crate) fn is_durable() -> bool {
 
 /// Returns the durability of leases, except for those of the bench that measures it.
 pub(crate) fn durability() -> Durability {
-    match is_durable() {
+    durability_if(is_durable())
+}
+
+/// Returns the durability of a lease that is to have snapshots, or none.
+pub(crate) fn durability_if(is_durable: bool) -> Durability {
+    match is_durable {
         true => Durability::Auto,
         false => Durability::Off,
     }

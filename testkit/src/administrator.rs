@@ -76,6 +76,17 @@ impl Administrator {
         ran.unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
 
+    /// Runs `tensord token create` with `args`. Returns the URL with the token.
+    ///
+    /// # Panics
+    ///
+    /// If the command fails, or prints no URL in quotes.
+    pub fn create_token(&self, args: &[&str]) -> String {
+        let made = self.run(&[&["token", "create"], args].concat());
+        let url = made.split('\'').nth(1);
+        url.expect("a URL in quotes").to_owned()
+    }
+
     /// Returns the leases, as `tensord lease list` shows them.
     ///
     /// # Panics

@@ -6,9 +6,9 @@
 //! until its next loss is measured: the worker notices, starts another process and restores the
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
-//! longest time between two losses is measured. When another tenant requests the training's device, which it
-//! has borrowed, the time until that tenant has a first result is measured. A program with many tensors shows how long a mark holds it up
-//! ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
+//! longest time between two losses is measured. When another tenant requests the training's device, which the
+//! training's tenant has borrowed, the time until the other one has a first result is measured. A program with many
+//! tensors shows how long a mark holds it up ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
 
 mod marks;
 mod training;
@@ -16,7 +16,7 @@ mod turns;
 
 use std::{cell::RefCell, collections::BTreeMap};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
 use tensord_testkit::{
@@ -283,7 +283,7 @@ fn kill(context: &Context, pool: &LocalPool, state_mib: u64) -> Result<TurnFigur
 
 /// Kills or stops the worker of a training. Each time in another pool, as a worker is gone afterwards.
 fn end_worker(context: &Context, state_mib: u64, is_killed: bool) -> Result<TurnFigures> {
-    let cluster = two_workers();
+    let cluster = start_workers(2);
     let turn = DurabilityTurn::EndWorker {
         url: cluster.client_url().to_owned(),
         state_mib,
@@ -295,16 +295,12 @@ fn end_worker(context: &Context, state_mib: u64, is_killed: bool) -> Result<Turn
 
 /// Has the owner of a borrowed device request it. Each time in a pool with tenants of its own.
 fn reclaim(context: &Context, state_mib: u64) -> Result<TurnFigures> {
-    let mut cluster = Cluster::start(&[]);
-    cluster.add_worker_with("flex", &["--snapshot-memory", SNAPSHOT_MEMORY]);
-    cluster.wait_for_workers(1);
+    let cluster = start_workers(1);
     let administrator = Administrator::of(&cluster);
     administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=1"]);
-    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
-    let owner_url = made.split('\'').nth(1);
     let turn = DurabilityTurn::Reclaim {
         url: cluster.client_url().to_owned(),
-        owner_url: owner_url.context("a URL in quotes")?.to_owned(),
+        owner_url: administrator.create_token(&["--tenant", "owner"]),
         state_mib,
         worker: cluster.workers[0].id(),
     };
@@ -323,12 +319,12 @@ fn more_figures(samples: &Samples) -> impl Iterator<Item = (&'static str, &'stat
     })
 }
 
-/// Starts a pool of two workers, each with memory for the other's snapshots.
-fn two_workers() -> Cluster {
+/// Starts a pool of workers, each with memory for the snapshots of another one.
+fn start_workers(count: usize) -> Cluster {
     let mut cluster = Cluster::start(&[]);
-    for _ in 0..2 {
+    for _ in 0..count {
         cluster.add_worker_with("flex", &["--snapshot-memory", SNAPSHOT_MEMORY]);
     }
-    cluster.wait_for_workers(2);
+    cluster.wait_for_workers(count);
     cluster
 }

@@ -12,10 +12,8 @@ use tensord_testkit::{administrator::Administrator, cluster::Cluster};
 
 /// Makes a token of a tenant for a program, and returns the program's connection.
 fn pool_of(administrator: &Administrator, tenant: &str) -> Pool {
-    let made = administrator.run(&["token", "create", "--tenant", tenant]);
-    let line = made.lines().nth(1).expect("two lines");
-    let url = line.split('\'').nth(1).expect("a URL in quotes");
-    Pool::connect(url).unwrap()
+    let url = administrator.create_token(&["--tenant", tenant]);
+    Pool::connect(&url).unwrap()
 }
 
 fn shown(administrator: &Administrator, tenant: &str) -> Value {

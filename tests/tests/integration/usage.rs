@@ -10,10 +10,8 @@ const TENANTS: [&str; 2] = ["red", "blue"];
 /// Makes a token of a tenant for its user, and returns a program's connection.
 fn pool_of(administrator: &Administrator, tenant: &str) -> Pool {
     let user = format!("{tenant}-user");
-    let made = administrator.run(&["token", "create", "--tenant", tenant, "--user", &user]);
-    let line = made.lines().nth(1).expect("two lines");
-    let url = line.split('\'').nth(1).expect("a URL in quotes");
-    Pool::connect(url).unwrap()
+    let url = administrator.create_token(&["--tenant", tenant, "--user", &user]);
+    Pool::connect(&url).unwrap()
 }
 
 /// Has a device compute for some time.

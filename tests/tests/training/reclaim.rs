@@ -14,9 +14,8 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
     let cluster = Cluster::start(&["flex"]);
     let administrator = Administrator::of(&cluster);
     administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=1"]);
-    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
-    let url = made.split('\'').nth(1).expect("a URL in quotes");
-    let owner = Pool::connect(url).unwrap();
+    let url = administrator.create_token(&["--tenant", "owner"]);
+    let owner = Pool::connect(&url).unwrap();
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
     let (sender, events) = channel();
     // An error means that the test does not look any more.
@@ -61,13 +60,12 @@ fn lease_that_may_end_makes_room_before_one_that_may_not() {
     let cluster = Cluster::start(&["flex*2"]);
     let administrator = Administrator::of(&cluster);
     administrator.run(&["tenant", "add", "owner", "--guarantee", "flex=2"]);
-    let made = administrator.run(&["token", "create", "--tenant", "owner"]);
-    let url = made.split('\'').nth(1).expect("a URL in quotes");
+    let url = administrator.create_token(&["--tenant", "owner"]);
     let pool = cluster.pool();
     let request = || LeaseRequest::devices(1).durable(Durability::Off);
     let kept = pool.lease(request()).unwrap();
     let ended = pool.lease(request().may_end()).unwrap();
-    let owner = Pool::connect(url).unwrap();
+    let owner = Pool::connect(&url).unwrap();
     let own = owner.lease(LeaseRequest::devices(1).timeout(Duration::from_secs(60)));
     let own = own.unwrap();
     let reason = ended.wait_ended(Duration::from_secs(10)).unwrap();

@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use burn::tensor::{Distribution, Tensor};
-use tensord_client::{Durability, LeaseRequest};
+use tensord_client::LeaseRequest;
 
-use super::turns::TurnFigures;
-use crate::{data::scalar, pool::lease_as, stats::Summary};
+use super::turns::{MARK_INTERVAL, TurnFigures};
+use crate::{
+    data::scalar,
+    pool::{durability_if, lease_as},
+    stats::Summary,
+};
 
 /// Number of the program's tensors, and elements of each: about 16 MiB.
 const TENSORS: usize = 10_000;
@@ -21,13 +25,6 @@ const ELEMENTS: usize = 420;
 
 /// Within this time after a mark, it may hold up a read.
 const WINDOW: Duration = Duration::from_millis(100);
-
-/// The shortest interval between two marks, which is the interval of windows without snapshots.
-const MARK_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Keys of the figure.
-const MARK_STALL_KEY: &str = "mark_stall_p99_ms";
-const OFF_STALL_KEY: &str = "off_mark_stall_p99_ms";
 
 /// A read: when it began, and how long it took.
 struct Read {
@@ -48,11 +45,7 @@ impl Read {
 ///
 /// If the pool fails.
 pub(super) fn measure(url: &str, is_durable: bool, duration: Duration) -> Result<TurnFigures> {
-    let durability = match is_durable {
-        true => Durability::Auto,
-        false => Durability::Off,
-    };
-    let request = LeaseRequest::devices(1).durable(durability);
+    let request = LeaseRequest::devices(1).durable(durability_if(is_durable));
     let (_pool, lease) = lease_as(url.parse().context("a pool URL")?, request)?;
     let device = &lease.devices()[0];
     let mut tensors: Vec<Tensor<1>> = (0..TENSORS)
@@ -105,17 +98,13 @@ fn figures(reads: &[Read], marks: &[Instant], is_durable: bool) -> Result<TurnFi
         let held_up = reads.iter().filter(|read| read.is_within(*at));
         held_up.map(|read| read.took).max()
     });
-    let mut stalls: Vec<_> = longest.map(|took| milliseconds(took) - median).collect();
-    stalls.sort_by(f64::total_cmp);
+    let stalls = longest.map(|took| milliseconds(took) - median).collect();
     let mut figures = TurnFigures::of(Duration::from_secs_f64(median / 1000.0));
     let key = match is_durable {
-        true => MARK_STALL_KEY,
-        false => OFF_STALL_KEY,
+        true => "mark_stall_p99_ms",
+        false => "off_mark_stall_p99_ms",
     };
-    // With few marks in a turn, the longest. A snapshot may have cost so much that there was no mark.
-    let at = (stalls.len() * 99).div_ceil(100).saturating_sub(1);
-    if let Some(stall) = stalls.get(at) {
-        figures.add(key, *stall);
-    }
+    // Without any stall if a snapshot has cost so much that no other mark was placed.
+    figures.add_p99(key, stalls);
     Ok(figures)
 }

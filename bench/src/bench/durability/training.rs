@@ -7,11 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use burn::tensor::{Device, Distribution, Tensor};
 use tensord_client::{Durability, Lease, LeaseEvent, LeaseRequest, Pool, PoolUrl};
 
-use super::{STEPS_PER_READ, turns::TurnFigures};
+use super::{
+    STEPS_PER_READ,
+    turns::{MARK_INTERVAL, TurnFigures},
+};
 use crate::{
     data::{self, Upload},
     models::Model,
@@ -28,9 +31,6 @@ const STATE_ELEMENTS: usize = 4 << 20;
 /// each step, are denormal numbers. With those a step takes a processor twice as long, so a turn would
 /// depend on how far its training is.
 const MAX_STEPS: usize = 500;
-
-/// The shortest interval between two marks. A turn without snapshots is divided into such intervals.
-const MARK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long some snapshots may take to be kept.
 const COMMIT_DEADLINE: Duration = Duration::from_secs(120);
@@ -162,17 +162,18 @@ impl Training {
         let steps = (reads.len() * STEPS_PER_READ) as u32;
         let mut figures = TurnFigures::of(trained / steps);
         let median = Summary::of(&reads).context("there are reads")?.median;
-        let mut stalls: Vec<_> = longest.into_values().map(|read| read - median).collect();
-        stalls.sort_by(f64::total_cmp);
-        let stall = stalls.get((stalls.len() * 99).div_ceil(100).saturating_sub(1));
-        let stall = *stall.context("a turn is longer than the first steps of a training")?;
+        ensure!(
+            !longest.is_empty(),
+            "a turn is longer than the first steps of a training"
+        );
+        let stalls = longest.into_values().map(|read| read - median).collect();
         let commits = self.lease.durability_status().commits - commits_before;
         if commits > 0 {
             figures.add("interval_s", trained.as_secs_f64() / commits as f64);
-            figures.add("stall_p99_ms", stall);
+            figures.add_p99("stall_p99_ms", stalls);
             figures.add("journal_mib", journal_bytes as f64 / f64::from(1 << 20));
         } else if !is_durable {
-            figures.add("off_stall_p99_ms", stall);
+            figures.add_p99("off_stall_p99_ms", stalls);
         }
         Ok(figures)
     }

@@ -16,7 +16,14 @@ use tensord_testkit::resource_usage::{
 };
 
 use super::{STEPS_PER_READ, marks, training::Training};
-use crate::{context::Context, data::scalar, pool::lease_as};
+use crate::{
+    context::Context,
+    data::scalar,
+    pool::{durability_if, lease_as},
+};
+
+/// The shortest interval between two marks. A turn without snapshots is divided into such intervals.
+pub(super) const MARK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long a training is timed: several intervals between marks.
 const TIMED: Duration = Duration::from_secs(12);
@@ -57,6 +64,16 @@ impl TurnFigures {
     pub(super) fn add(&mut self, key: &str, figure: f64) {
         self.more.insert(key.into(), figure);
     }
+
+    /// Adds the 99th percentile of the times for which the program was held up, in ms: with few of them, the longest.
+    /// Adds nothing if there are none.
+    pub(super) fn add_p99(&mut self, key: &str, mut stalls: Vec<f64>) {
+        stalls.sort_by(f64::total_cmp);
+        let at = (stalls.len() * 99).div_ceil(100).saturating_sub(1);
+        if let Some(stall) = stalls.get(at) {
+            self.add(key, *stall);
+        }
+    }
 }
 
 /// The work of a process.
@@ -70,7 +87,7 @@ pub(in crate::bench) enum DurabilityTurn {
         /// Whether the tensors beside it do not change.
         is_constant: bool,
     },
-    /// Reads numbers of many tensors, and measures how long marks hold it up.
+    /// Reads numbers of many tensors, and measures how long marks hold the program up.
     Marks { url: String, is_durable: bool },
     /// Trains, and kills the process of its lease, a child of `pool_process`.
     Kill {
@@ -112,10 +129,7 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             is_durable,
             is_constant,
         } => {
-            let durability = match is_durable {
-                true => Durability::Auto,
-                false => Durability::Off,
-            };
+            let durability = durability_if(*is_durable);
             let mut training = Training::start(url, *state_mib, durability, *is_constant)?;
             training.run(STEPS_PER_READ)?;
             if *is_constant && *is_durable {
@@ -141,7 +155,7 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             owner_url,
             state_mib,
             worker,
-        } => reclaim(context, (url, owner_url), *state_mib, *worker),
+        } => reclaim(context, url, owner_url, *state_mib, *worker),
         DurabilityTurn::EndWorker {
             url,
             state_mib,
@@ -184,7 +198,8 @@ fn training_with_snapshot(
 /// Trains on a borrowed device, and measures the time from its owner's request until the owner has read a first result.
 fn reclaim(
     context: &Context,
-    (url, owner_url): (&str, &str),
+    url: &str,
+    owner_url: &str,
     state_mib: u64,
     worker: u32,
 ) -> Result<TurnFigures> {

@@ -94,7 +94,7 @@ struct Run {
 }
 
 impl Run {
-    /// Measures all three, in another order in each run.
+    /// Measures all three; each run begins with another one.
     fn measure(context: &Context, step: Step, run: usize) -> Result<Self> {
         let measures = [victim_local, victim_alone, victim_beside];
         let mut times = [None; 3];
