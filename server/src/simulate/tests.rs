@@ -61,14 +61,15 @@ fn simulate(
     release_ms: u64,
 ) -> Outcome {
     let half_life = Duration::from_secs(86_400);
-    simulate_with(jobs, pool, policy, (order, half_life), release_ms)
+    simulate_with(jobs, pool, policy, order, half_life, release_ms)
 }
 
 fn simulate_with(
     jobs: &[Job],
     pool: &str,
     policy: &Policy,
-    (order, half_life): (RequestOrder, Duration),
+    order: RequestOrder,
+    half_life: Duration,
     release_ms: u64,
 ) -> Outcome {
     let pool = pool.parse().unwrap();

@@ -54,7 +54,7 @@ pub(super) fn train(
     let config = &DemoConfig {
         epochs: Some(config.epochs.unwrap_or(EPOCHS)),
         pool: None,
-        kind: Some(config.kind.clone().unwrap_or_else(|| "flex".to_owned())),
+        kind: config.kind.clone(),
         artifacts: config.artifacts.clone(),
         ..*config
     };

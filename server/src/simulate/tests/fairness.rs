@@ -1,4 +1,4 @@
-//! What tenants get that want more than there is.
+//! How devices are divided among tenants that want more than there are.
 
 use super::*;
 use crate::simulate::generator::{Load, Recipe, generate};
@@ -26,8 +26,8 @@ fn tenants_that_want_more_than_there_is_get_devices_by_weight() {
             (job.arrival_ms, job.devices) = (0, 1);
             job.tenant = weights[number % 3].0.into();
         }
-        let order = (RequestOrder::Fair, half_life);
-        let outcome = simulate_with(&jobs, "9x4:cuda:8GiB", &policy, order, 0);
+        let (pool, order) = ("9x4:cuda:8GiB", RequestOrder::Fair);
+        let outcome = simulate_with(&jobs, pool, &policy, order, half_life, 0);
         let (received, all, lasted) = received_while_all_wait(&outcome);
         assert!(lasted >= 10 * half_life, "all waited for {lasted:?} only");
         for (name, weight) in weights {
