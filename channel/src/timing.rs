@@ -16,9 +16,12 @@ pub struct Timing {
 
 impl Timing {
     /// The limits between processes of tensord. Both ends of a connection must use them.
+    ///
+    /// Silence is 2.5 s, so that a session goes on elsewhere within 3 s after its worker's host has stopped
+    /// responding. It is more than two pings of releases that send one each second.
     pub const DEFAULT: Self = Self {
-        silence: Duration::from_secs(4),
-        ping: Duration::from_secs(1),
+        silence: Duration::from_millis(2500),
+        ping: Duration::from_millis(500),
         ack_delay: Duration::from_millis(20),
     };
 }

@@ -69,8 +69,9 @@ const MAX_ADMIN_MESSAGE_BYTES: usize = 2 * MAX_POOL_FILE_BYTES;
 pub(crate) const LEASE_TOKEN_LIFE: Duration = Duration::from_secs(600);
 
 /// The number of heartbeat intervals without a message after which a worker's stream is cut
-/// off.
-const MISSED_HEARTBEATS: u32 = 4;
+/// off: as long as a client waits that receives nothing from the worker, because a lease moves once both
+/// have noticed.
+const MISSED_HEARTBEATS: u32 = 5;
 
 /// How long a scheduler that stops waits for what leases have used to be on disk.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -115,7 +116,7 @@ impl Default for Timing {
         Self {
             hello: Duration::from_secs(5),
             beat: Duration::from_secs(1),
-            heartbeat: Duration::from_secs(1),
+            heartbeat: Duration::from_millis(500),
             lease_token_life: LEASE_TOKEN_LIFE,
             past_use: Duration::from_secs(60),
         }

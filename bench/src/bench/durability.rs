@@ -5,7 +5,7 @@
 //! snapshots share. Then its process is killed while it trains, and the time
 //! until its next loss is measured: the worker notices, starts another process and restores the
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
-//! killed, and another worker has the snapshot. When the worker is stopped, so that the lease moves, the
+//! killed, and another worker has the snapshot, and when it falls silent. When the worker is stopped, so that the lease moves, the
 //! longest time between two losses is measured. When another tenant requests the training's device, which the
 //! training's tenant has borrowed, the time until the other one has a first result is measured. A program with many
 //! tensors shows how long a mark holds it up ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
@@ -25,8 +25,11 @@ use tensord_testkit::{
 };
 use tensord_transport::TransportChoice;
 
-use self::turns::TurnFigures;
 pub(super) use self::turns::{DurabilityTurn, turn};
+use self::turns::{
+    TurnFigures,
+    WorkerEnd::{self, Killed, Silent, Stopped},
+};
 use crate::{
     bench::Bench,
     context::Context,
@@ -43,9 +46,11 @@ const STATES_MIB: [u64; 3] = [16, 256, 1024];
 /// A worker keeps half of this for other workers' leases: two snapshots of the largest state.
 const SNAPSHOT_MEMORY: &str = "5GiB";
 
-/// What is measured when a worker is killed, with a snapshot store, and when a worker is stopped.
+/// What is measured when a worker is killed or falls silent, with a snapshot store, and when a worker is stopped.
 const WORKER_KEY: &str = "worker_first_new_answer_ms";
 const WORKER_LABEL: &str = "from kill of the worker to next loss";
+const SILENT_KEY: &str = "silent_first_new_answer_ms";
+const SILENT_LABEL: &str = "from silence of the worker to next loss";
 const STORED_LABEL: &str = "a step, with snapshots in a directory, too";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
 
@@ -72,7 +77,7 @@ const MANY_TENSORS: [(&str, &str, bool); 2] = [
 const STEPS_PER_READ: usize = 10;
 
 /// What turns measure on the way: keys, and labels with units.
-const MORE_FIGURES: [(&str, &str); 10] = [
+const MORE_FIGURES: [(&str, &str); 11] = [
     ("interval_s", "from one commit to the next, s"),
     (
         "constant_interval_s",
@@ -97,6 +102,10 @@ const MORE_FIGURES: [(&str, &str); 10] = [
     ),
     ("journal_mib", "ops kept by the client at most, MiB"),
     ("detect_ms", "from kill of the worker to the event, ms"),
+    (
+        "silent_detect_ms",
+        "from silence of the worker to the event, ms",
+    ),
     (
         "restore_ms",
         "from the event until another worker runs it, ms",
@@ -213,10 +222,13 @@ impl Pools {
                 move |run| Ok(keep_more(run, kill(context, &self.plain, state_mib)?)),
             ),
             Contender::new(WORKER_KEY, WORKER_LABEL, move |run| {
-                Ok(keep_more(run, end_worker(context, state_mib, true)?))
+                Ok(keep_more(run, end_worker(context, state_mib, Killed)?))
+            }),
+            Contender::new(SILENT_KEY, SILENT_LABEL, move |run| {
+                Ok(keep_more(run, end_worker(context, state_mib, Silent)?))
             }),
             Contender::new("move_pause_ms", MOVE_LABEL, move |run| {
-                Ok(keep_more(run, end_worker(context, state_mib, false)?))
+                Ok(keep_more(run, end_worker(context, state_mib, Stopped)?))
             }),
         ];
         // A lease is not suspended before it has run for a while.
@@ -281,14 +293,14 @@ fn kill(context: &Context, pool: &LocalPool, state_mib: u64) -> Result<TurnFigur
     context.turn(Bench::Durability, &turn)
 }
 
-/// Kills or stops the worker of a training. Each time in another pool, as a worker is gone afterwards.
-fn end_worker(context: &Context, state_mib: u64, is_killed: bool) -> Result<TurnFigures> {
+/// Ends the worker of a training. Each time in another pool, as a worker is gone afterwards.
+fn end_worker(context: &Context, state_mib: u64, how: WorkerEnd) -> Result<TurnFigures> {
     let cluster = start_workers(2);
     let turn = DurabilityTurn::EndWorker {
         url: cluster.client_url().to_owned(),
         state_mib,
         workers: cluster.workers.iter().map(Process::id).collect(),
-        is_killed,
+        how,
     };
     context.turn(Bench::Durability, &turn)
 }

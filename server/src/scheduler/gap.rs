@@ -15,7 +15,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest normal time between two calls of [`GapDetector::check`]; a longer one is a gap.
 /// It is far more than a busy machine delays a timer, and together with the preceding
 /// heartbeat interval still less than the silence allowed to a worker.
-const GAP_THRESHOLD: Duration = Duration::from_secs(2);
+const GAP_THRESHOLD: Duration = Duration::from_millis(1750);
 
 /// The clocks at the last call of [`check`](Self::check).
 pub(super) struct GapDetector {

@@ -17,7 +17,7 @@ const HEADER: [&str; 10] = [
 const RIGHT: [usize; 5] = [4, 6, 7, 8, 9];
 
 /// How long after its last heartbeat a worker is shown as silent, in milliseconds.
-/// By then it has missed at least two heartbeats.
+/// By then it has missed at least five heartbeats.
 const SILENT_MS: u64 = 3000;
 
 /// Formats `reply` as text, each line with its newline.

@@ -29,7 +29,7 @@ use super::{ANSWER_DEADLINE, Target, authorised};
 /// Capacity of the queue of messages to the scheduler.
 const QUEUE: usize = 16;
 
-/// Interval of heartbeats, a quarter of the time after which a silent worker is disconnected.
+/// Interval of heartbeats, less than half of the time after which a silent worker is disconnected.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// A worker's key and its registration, both honest unless a test changes them.

@@ -71,6 +71,29 @@ fn transformer_trains_on_when_its_worker_is_killed() {
 }
 
 #[test]
+fn training_goes_on_when_the_host_of_its_worker_hangs() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let (request, events) = request_with_events();
+    let lease = cluster.pool().lease(request).unwrap();
+    let source = cluster.worker_of_lease().unwrap();
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
+        if step == 5 {
+            cluster.wait_for_copy(source);
+            cluster.workers[source].signal_all("STOP");
+        }
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    drop(lease);
+    let to = format!("worker-{}", 1 - source);
+    let moved = [
+        LeaseEvent::Moving { worker: to.clone() },
+        LeaseEvent::Running { worker: to },
+    ];
+    assert_eq!(events.iter().collect::<Vec<_>>(), moved);
+}
+
+#[test]
 fn rolling_restart_disturbs_no_training() {
     // Longer than the test waits for a worker to exit.
     let drain = ["--drain-seconds", "300"];

@@ -102,13 +102,24 @@ pub(in crate::bench) enum DurabilityTurn {
         state_mib: u64,
         worker: u32,
     },
-    /// Trains, and kills or stops the one of these worker processes that runs its lease.
+    /// Trains, and ends the one of these worker processes that runs its lease.
     EndWorker {
         url: String,
         state_mib: u64,
         workers: Vec<u32>,
-        is_killed: bool,
+        how: WorkerEnd,
     },
+}
+
+/// What happens to a worker.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(in crate::bench) enum WorkerEnd {
+    /// It is killed.
+    Killed,
+    /// It and the processes of its leases stop without closing connections, as when its host hangs.
+    Silent,
+    /// It is asked to end, and lets its lease move before.
+    Stopped,
 }
 
 /// Takes a turn.
@@ -160,17 +171,23 @@ fn measure(context: &Context, turn: &DurabilityTurn) -> Result<TurnFigures> {
             url,
             state_mib,
             workers,
-            is_killed: true,
-        } => {
-            let kill = || kill_worker(workers);
-            first_new_answer(context, url, *state_mib, workers, kill)
-        }
-        DurabilityTurn::EndWorker {
-            url,
-            state_mib,
-            workers,
-            is_killed: false,
-        } => move_pause(context, url, *state_mib, workers),
+            how,
+        } => match how {
+            WorkerEnd::Killed => {
+                let kill = || kill_worker(workers);
+                first_new_answer(context, url, *state_mib, workers, kill)
+            }
+            WorkerEnd::Silent => {
+                let silence = || silence_worker(workers);
+                let mut figures = first_new_answer(context, url, *state_mib, workers, silence)?;
+                let detected = figures.more.remove("detect_ms");
+                figures.more.clear();
+                let detected = detected.map(|detected| ("silent_detect_ms".into(), detected));
+                figures.more.extend(detected);
+                Ok(figures)
+            }
+            WorkerEnd::Stopped => move_pause(context, url, *state_mib, workers),
+        },
     }
 }
 
@@ -297,6 +314,17 @@ fn kill_worker(workers: &[u32]) -> Result<()> {
             bail!("the processes {processes:?} of worker {worker} have not ended");
         }
         sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Stops the worker that runs the pool's only lease, and the lease's processes there, as when their host hangs.
+fn silence_worker(workers: &[u32]) -> Result<()> {
+    let (worker, processes) = worker_of_lease(workers)?;
+    for process in processes.into_iter().chain([worker]) {
+        if !signal_process(process, "STOP") {
+            bail!("process {process} of worker {worker} is gone");
+        }
     }
     Ok(())
 }
