@@ -66,6 +66,14 @@ pub(crate) struct StoredTensor {
 /// the reason.
 pub(crate) type StoredTensors = Vec<Result<StoredTensor, String>>;
 
+/// Returns tensors that a backend has let go of, as they lie in their storages. Any thread may call this, while the
+/// session goes on.
+pub(crate) type DeferredTensors = Box<dyn FnOnce() -> StoredTensors + Send>;
+
+/// The same with each tensor's name and declared type; see [`TensorStore::stored`].
+pub(crate) type DeferredValues =
+    Box<dyn FnOnce() -> Vec<(TensorIr, Result<StoredTensor, String>)> + Send>;
+
 impl StoredTensor {
     /// Returns whether all elements are within the storage.
     pub(crate) fn is_within_storage(&self) -> bool {
@@ -130,8 +138,8 @@ pub(crate) trait TensorStore: Send {
     /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
     /// it.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
-    /// Returns existing tensors, in order, as they lie in their storages. Storages in host memory
-    /// are shared; the others are copied, which waits for the device.
+    /// Returns existing tensors, in order, as they lie in their storages: of those in host memory, how to find that
+    /// out later, as they never change. The others are copied here, which waits for the device.
     ///
     /// # Errors
     ///
@@ -139,9 +147,9 @@ pub(crate) trait TensorStore: Send {
     /// is copied.
     fn stored(
         &mut self,
-        tensors: &[TensorIr],
+        tensors: Vec<TensorIr>,
         max_copied_bytes: u64,
-    ) -> Result<StoredTensors, String>;
+    ) -> Result<DeferredValues, String>;
     /// Creates tensors as they lie in their storages, of which several may share one. The caller
     /// has checked that the elements are [within them](StoredTensor::is_within_storage).
     ///
@@ -252,7 +260,7 @@ pub(crate) trait SessionBackend: BackendIr {
     fn stored(
         tensors: Vec<HandleKind<Self>>,
         max_copied_bytes: u64,
-    ) -> Result<StoredTensors, String>
+    ) -> Result<DeferredTensors, String>
     where
         Self: Sized;
 

@@ -74,6 +74,7 @@ pub(crate) use self::{
     durability::{KeptCallback, SnapshotKeeper},
     inbound::InboundError,
     outbound::Track,
+    runner::Captured,
 };
 use crate::{
     backend::Device,

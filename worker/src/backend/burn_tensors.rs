@@ -15,7 +15,7 @@ use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
 use super::{
-    SessionBackend, StorageInfo, StoredTensor, StoredTensors, TensorStore, bounds,
+    DeferredValues, SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds,
     lacking_dtypes::LackingDtypes,
 };
 use crate::locks::lock;
@@ -299,33 +299,25 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
 
     fn stored(
         &mut self,
-        tensors: &[TensorIr],
+        mut tensors: Vec<TensorIr>,
         max_copied_bytes: u64,
-    ) -> Result<StoredTensors, String> {
+    ) -> Result<DeferredValues, String> {
         let stored = self.run(|interpreter| {
-            let tensors = tensors.iter().map(as_shared);
-            let tensors = tensors.map(|tensor| interpreter.get_tensor(&tensor));
-            B::stored(tensors.collect(), max_copied_bytes)
-        });
-        let checked = tensors.iter().zip(stored?).map(|(tensor, stored)| {
-            let stored = stored?;
-            // A tensor is restored with the declared type, and a lazy backend may not have it.
-            let is_declared = match B::DTYPES_MAY_DIFFER {
-                true => stored.dtype.size() == tensor.dtype.size(),
-                false => stored.dtype == tensor.dtype,
-            };
-            match is_declared && stored.shape == tensor.shape {
-                true => Ok(stored),
-                false => Err(format!(
-                    "it is {} of {}, and was declared as {} of {}",
-                    stored.shape,
-                    stored.dtype.name(),
-                    tensor.shape,
-                    tensor.dtype.name()
-                )),
-            }
-        });
-        Ok(checked.collect())
+            let handles = tensors.iter_mut().map(|tensor| {
+                // Others go on using it.
+                tensor.status = TensorStatus::ReadOnly;
+                interpreter.get_tensor(tensor)
+            });
+            B::stored(handles.collect(), max_copied_bytes)
+        })?;
+        Ok(Box::new(move || {
+            let stored = tensors.into_iter().zip(stored());
+            let checked = stored.map(|(tensor, stored)| {
+                let stored = stored.and_then(|stored| check_declared::<B>(&tensor, stored));
+                (tensor, stored)
+            });
+            checked.collect()
+        }))
     }
 
     fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
@@ -399,6 +391,27 @@ pub(super) fn as_shared(tensor: &TensorIr) -> TensorIr {
     TensorIr {
         status: TensorStatus::ReadOnly,
         ..tensor.clone()
+    }
+}
+
+/// Checks that a tensor has the declared type, with which it is restored; a lazy backend may not have it.
+fn check_declared<B: SessionBackend>(
+    tensor: &TensorIr,
+    stored: StoredTensor,
+) -> Result<StoredTensor, String> {
+    let is_declared = match B::DTYPES_MAY_DIFFER {
+        true => stored.dtype.size() == tensor.dtype.size(),
+        false => stored.dtype == tensor.dtype,
+    };
+    match is_declared && stored.shape == tensor.shape {
+        true => Ok(stored),
+        false => Err(format!(
+            "it is {} of {}, and was declared as {} of {}",
+            stored.shape,
+            stored.dtype.name(),
+            tensor.shape,
+            tensor.dtype.name()
+        )),
     }
 }
 

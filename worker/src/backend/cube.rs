@@ -14,7 +14,7 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, T
 use burn_router::TensorInterpreter;
 use burn_std::stream::StreamId;
 
-use super::{ARE_GPUS_EXACT, SessionBackend, StorageInfo, StoredTensor, StoredTensors};
+use super::{ARE_GPUS_EXACT, DeferredTensors, SessionBackend, StorageInfo, StoredTensor};
 use crate::custom::{CustomOps, Handler, Handlers, OpResult};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
@@ -66,8 +66,9 @@ impl SessionBackend for Cube {
     fn stored(
         tensors: Vec<HandleKind<Self>>,
         max_copied_bytes: u64,
-    ) -> Result<StoredTensors, String> {
-        layout::stored(tensors, max_copied_bytes)
+    ) -> Result<DeferredTensors, String> {
+        let stored = layout::stored(tensors, max_copied_bytes)?;
+        Ok(Box::new(move || stored))
     }
 
     fn restored(

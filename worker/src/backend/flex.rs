@@ -9,7 +9,7 @@ use burn_flex::{Flex, FlexTensor, Layout};
 use burn_ir::{BackendIr, HandleKind, NumericOperationIr, OperationIr};
 use burn_router::TensorInterpreter;
 
-use super::{SessionBackend, StorageInfo, StoredTensor, StoredTensors};
+use super::{DeferredTensors, SessionBackend, StorageInfo, StoredTensor};
 use crate::custom::{CustomOps, Handlers};
 
 impl SessionBackend for Flex {
@@ -46,8 +46,8 @@ impl SessionBackend for Flex {
         true
     }
 
-    fn stored(tensors: Vec<HandleKind<Self>>, _: u64) -> Result<StoredTensors, String> {
-        let stored = tensors.into_iter().map(|tensor| {
+    fn stored(tensors: Vec<HandleKind<Self>>, _: u64) -> Result<DeferredTensors, String> {
+        let stored = |tensor: HandleKind<Self>| {
             let (HandleKind::Float(tensor) | HandleKind::Int(tensor) | HandleKind::Bool(tensor)) =
                 tensor
             else {
@@ -62,8 +62,8 @@ impl SessionBackend for Flex {
                 storage: tensor.data_arc(),
                 range_bytes: None,
             })
-        });
-        Ok(stored.collect())
+        };
+        Ok(Box::new(move || tensors.into_iter().map(stored).collect()))
     }
 
     fn restored(

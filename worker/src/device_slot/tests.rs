@@ -9,7 +9,7 @@ use burn_std::future::DynFut;
 
 use super::*;
 use crate::{
-    backend::{BurnDevice, StorageInfo, StoredTensor, StoredTensors, TensorStore},
+    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
     blobs::BlobStore,
     custom::CustomOps,
     memory::DeviceMemory,
@@ -95,7 +95,7 @@ impl TensorStore for FlakyDevice {
         None
     }
 
-    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<StoredTensors, String> {
+    fn stored(&mut self, _: Vec<TensorIr>, _: u64) -> Result<DeferredValues, String> {
         Err("not in this test".into())
     }
 

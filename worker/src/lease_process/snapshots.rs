@@ -24,7 +24,7 @@ use crate::{
     process_message::{SnapshotInfo, SnapshotKept},
     registry::StoredSnapshots,
     session::{
-        KeptCallback, SnapshotKeeper,
+        Captured, KeptCallback, SnapshotKeeper,
         sealed_snapshot::{
             OpeningReader, SealedContent, SealingWriter, SnapshotKey, SnapshotName, sealed_size,
         },
@@ -75,8 +75,8 @@ struct PendingSnapshot {
     copying: Duration,
     /// `None` if the session has ended.
     kept: Option<KeptCallback>,
-    /// Taken until the worker has replied, as the worker may be slow to receive the copy.
-    _bytes: CopyingBytes,
+    /// Taken from when the size is known until the worker has replied, as the worker may be slow to receive the copy.
+    bytes: Option<CopyingBytes>,
 }
 
 impl SnapshotSender {
@@ -153,19 +153,12 @@ impl SnapshotSender {
     /// # Errors
     ///
     /// Why the snapshot is not kept.
-    fn begin_copy(
-        self: &Arc<Self>,
-        session: SessionId,
-        size_bytes: u64,
-    ) -> Result<CopyingBytes, String> {
+    fn begin_copy(self: &Arc<Self>, size_bytes: u64) -> Result<CopyingBytes, String> {
         let max_bytes = self.max_bytes;
         if size_bytes > max_bytes {
             return Err(format!(
                 "the snapshot has {size_bytes} bytes, and the worker's limit is {max_bytes} bytes"
             ));
-        }
-        if lock(&self.pending).contains_key(&session) {
-            return Err(STILL_KEEPING.into());
         }
         let order = Ordering::Relaxed;
         let fits = |bytes: u64| {
@@ -179,38 +172,56 @@ impl SnapshotSender {
         }
     }
 
-    /// Copies a snapshot, and queues it for the worker.
+    /// Makes a snapshot, copies it, and queues it for the worker.
     ///
     /// # Errors
     ///
     /// Why the snapshot is not kept.
     fn copy_and_send(
-        &self,
-        info: SnapshotInfo,
-        snapshot: &Snapshot,
+        self: &Arc<Self>,
+        session: SessionId,
+        mark: Mark,
+        captured: Captured,
         key: &SnapshotKey,
     ) -> Result<(), String> {
         let began = Instant::now();
-        let files = copy(snapshot, key, info);
-        let is_needed = self.copied(SessionId(info.session_id), began.elapsed());
+        let snapshot = captured.into_snapshot().map_err(|e| e.to_string())?;
+        let sizes = KeptSizes {
+            mark: mark.mark,
+            size_bytes: sealed_size(snapshot.size_bytes()),
+            base_bytes: snapshot.base_bytes().map_or(0, sealed_size),
+        };
+        let new_base = snapshot.new_base_bytes().map_or(0, sealed_size);
+        let bytes = self.begin_copy(sizes.size_bytes + new_base)?;
+        let ended = || "the session has ended".to_owned();
+        self.pending_of(session, |pending| {
+            (pending.sizes, pending.bytes) = (sizes, Some(bytes));
+        })
+        .ok_or_else(ended)?;
+        let info = SnapshotInfo::new(session, mark, sizes.size_bytes, snapshot.base_id());
+        let files = copy(&snapshot, key, info);
+        // Before the worker replies, so that the tensors' memory is not held any longer.
+        drop(snapshot);
+        let is_needed = self.pending_of(session, |pending| {
+            pending.copying = began.elapsed();
+            pending.kept.is_some()
+        });
         let files = files.map_err(|e| format!("cannot copy the snapshot to shared memory: {e}"))?;
-        if !is_needed {
-            return Err("the session has ended".into());
+        if is_needed != Some(true) {
+            return Err(ended());
         }
         let message = SnapshotMessage::Snapshot(info, files);
         let sent = self.messages.blocking_send(message);
         sent.map_err(|_| "the lease is ending".to_owned())
     }
 
-    /// Records how long a snapshot took to copy. Returns `false` if the session has ended.
-    fn copied(&self, session: SessionId, copying: Duration) -> bool {
-        match lock(&self.pending).get_mut(&session) {
-            Some(pending) => {
-                pending.copying = copying;
-                pending.kept.is_some()
-            }
-            None => false,
-        }
+    /// Calls `call` with the snapshot of a session that is being kept, if there is one.
+    fn pending_of<T>(
+        &self,
+        session: SessionId,
+        call: impl FnOnce(&mut PendingSnapshot) -> T,
+    ) -> Option<T> {
+        lock(&self.pending).get_mut(&session).map(call)
     }
 }
 
@@ -247,35 +258,27 @@ impl SnapshotKeeper for SnapshotSender {
         self: Arc<Self>,
         session: SessionId,
         mark: Mark,
-        snapshot: Box<Snapshot>,
+        captured: Box<Captured>,
         key: SnapshotKey,
         kept: KeptCallback,
     ) {
-        let size_bytes = sealed_size(snapshot.size_bytes());
-        let new_base = snapshot.new_base_bytes().map(sealed_size);
-        let bytes = match self.begin_copy(session, size_bytes + new_base.unwrap_or_default()) {
-            Ok(bytes) => bytes,
-            Err(reason) => return kept(Duration::ZERO, Err(reason)),
-        };
-        let sizes = KeptSizes {
-            mark: mark.mark,
-            size_bytes,
-            base_bytes: snapshot.base_bytes().map_or(0, sealed_size),
-        };
+        // All snapshots of a session are kept by the one thread that executes its ops at a time.
+        if self.pending_of(session, |_| ()).is_some() {
+            return kept(Duration::ZERO, Err(STILL_KEEPING.into()));
+        }
         let pending = PendingSnapshot {
-            sizes,
+            sizes: KeptSizes {
+                mark: mark.mark,
+                ..KeptSizes::default()
+            },
             copying: Duration::ZERO,
             kept: Some(kept),
-            _bytes: bytes,
+            bytes: None,
         };
-        // All snapshots of a session are kept by the one thread that executes its ops at a time.
         lock(&self.pending).insert(session, pending);
-        let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
         let runtime = self.runtime.clone();
         runtime.spawn_blocking(move || {
-            let sent = self.copy_and_send(info, &snapshot, &key);
-            // Before the reply, so that the tensors' memory is not held any longer.
-            drop(snapshot);
+            let sent = self.copy_and_send(session, mark, *captured, &key);
             if let Err(reason) = sent {
                 self.finish(session, mark.mark, Err(reason));
             }

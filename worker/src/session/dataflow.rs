@@ -33,7 +33,7 @@ use self::{
 };
 pub(crate) use self::{
     account::{NAME_BYTES, Storage},
-    capture::Entry,
+    capture::{CapturedCharge, CapturedStorage, CapturedTable, Entry},
     refusal::{Refusal, out_of_memory},
 };
 use crate::memory::SessionMemory;

@@ -13,9 +13,9 @@ use tensord_proto::{
 use super::{
     InboundError, Session,
     inbound::Item,
-    runner::Work,
+    runner::{Captured, Work},
     sealed_snapshot::SnapshotKey,
-    snapshot::{Snapshot, SnapshotError},
+    snapshot::SnapshotError,
     snapshot_base::MIN_BASE_BYTES,
 };
 
@@ -28,14 +28,14 @@ pub(crate) trait SnapshotKeeper: Send + Sync {
     /// Why none could be kept.
     fn copy_limit(&self, session: SessionId, mark: Mark) -> Result<u64, String>;
 
-    /// Keeps a snapshot, sealed with `key`, in the background, and then calls `kept`, with the
+    /// Makes a snapshot and keeps it, sealed with `key`, in the background, and then calls `kept`, with the
     /// reason if it is not kept. Snapshots of this session from before the committed mark are
     /// dropped.
     fn keep(
         self: Arc<Self>,
         session: SessionId,
         mark: Mark,
-        snapshot: Box<Snapshot>,
+        captured: Box<Captured>,
         key: SnapshotKey,
         kept: KeptCallback,
     );
@@ -76,11 +76,11 @@ impl Session {
     pub(super) fn keep_snapshot(
         self: &Arc<Self>,
         mark: Mark,
-        captured: Result<Box<Snapshot>, SnapshotError>,
+        captured: Result<Box<Captured>, SnapshotError>,
         cost: Duration,
     ) {
         let session = self.clone();
-        let outcome = captured.as_ref().ok().map(|snapshot| snapshot.outcome());
+        let outcome = captured.as_ref().ok().map(|captured| captured.outcome());
         let reply = move |copying: Duration, kept: Result<(), String>| {
             if let Some(outcome) = outcome {
                 // It is set once.
@@ -99,10 +99,10 @@ impl Session {
             return reply(Duration::ZERO, Err(reason.into()));
         };
         match captured {
-            Ok(mut snapshot) => {
-                snapshot.set_held(&self.offered);
+            Ok(mut captured) => {
+                captured.set_held(&self.offered);
                 let (snapshots, key) = (snapshots.clone(), key.clone());
-                snapshots.keep(self.id, mark, snapshot, key, Box::new(reply));
+                snapshots.keep(self.id, mark, captured, key, Box::new(reply));
             }
             Err(e) => reply(Duration::ZERO, Err(e.to_string())),
         }

@@ -4,7 +4,7 @@
 //! - `deferred`: work that waits for values.
 //! - `interpreter`: executes an op, read or sync on the session's `tensors`, and makes a
 //!   `fault` of every failure.
-//! - `capture`: takes the state for a snapshot, and restores it.
+//! - `capture`: takes the state for a snapshot; `restore`: gives it to a session.
 //! - `collectives`: all-reduces and transfers, with their order, the results in flight and
 //!   the requests to peers.
 //!
@@ -31,12 +31,16 @@ mod interpreter;
 mod outcome;
 mod plan;
 mod requests;
+mod restore;
 mod tensors;
 #[cfg(test)]
 mod tests;
 mod work;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
@@ -48,24 +52,26 @@ use tensord_proto::{
 
 #[cfg(feature = "testing")]
 pub(crate) use self::outcome::RecordedOutcome;
+pub(crate) use self::{
+    capture::{Captured, CapturedSlot},
+    collectives::LeaseMembership,
+    requests::Request,
+    work::{Reply, SyncRequest, Work},
+};
 use self::{
     collectives::Collectives,
     deferred::Deferred,
     interpreter::Interpreter,
     plan::{PlanQueue, Planned, Task, TaskKind},
 };
-pub(crate) use self::{
-    collectives::LeaseMembership,
-    requests::Request,
-    work::{Reply, SyncRequest, Work},
-};
 use super::{
     snapshot::{Snapshot, SnapshotError},
-    snapshot_base::BaseTracker,
+    snapshot_base::{self, BaseTracker},
     uploads::{Payload, Uploads},
 };
 use crate::{
-    backend::TensorStore, collective::Outcome, memory::SessionMemory, op_progress::OpProgress,
+    backend::TensorStore, collective::Outcome, locks::lock, memory::SessionMemory,
+    op_progress::OpProgress,
 };
 
 /// Maximum number of deferred tasks and syncs. At the limit all other work waits.
@@ -95,7 +101,7 @@ pub(crate) struct Runner {
     uploads: Uploads,
     /// Returns the bytes that a mark may copy from the device now. `None` if no mark may.
     copy_limit: Option<CopyLimit>,
-    snapshot_base: BaseTracker,
+    snapshot_base: Arc<Mutex<BaseTracker>>,
 }
 
 /// Returns the bytes that may be copied from the device for the snapshot of a mark now, or why none may.
@@ -117,7 +123,7 @@ impl Runner {
             collectives: Collectives::new(membership),
             uploads,
             copy_limit: None,
-            snapshot_base: BaseTracker::default(),
+            snapshot_base: Arc::default(),
         }
     }
 
@@ -346,11 +352,11 @@ impl Runner {
                 // What the device has still to execute costs nothing more because of the mark.
                 let synced = interpreter.tensors.wait();
                 let began = Instant::now();
-                let snapshot = synced.and_then(|()| self.capture(mark).map(Box::new));
+                let captured = synced.and_then(|()| self.capture(mark).map(Box::new));
                 let cost = began.elapsed();
                 return Some(Reply::Captured {
                     mark,
-                    snapshot,
+                    captured,
                     cost,
                 });
             }
@@ -387,7 +393,7 @@ impl Runner {
 
     /// Lets snapshots share contents of at least `min_bytes`.
     pub(crate) fn share_contents(&mut self, min_bytes: u64) {
-        self.snapshot_base.set_min_bytes(min_bytes);
+        lock(&self.snapshot_base).set_min_bytes(min_bytes);
     }
 
     /// Waits until the device has completed all ops so far. What failed is reported when a tensor is
@@ -397,18 +403,20 @@ impl Runner {
     }
 
     /// Returns the session's state. All work whose turn has come must be done.
-    fn capture(&mut self, mark: Mark) -> Result<Snapshot, SnapshotError> {
+    fn capture(&mut self, mark: Mark) -> Result<Captured, SnapshotError> {
         let limit = self.copy_limit.as_ref().map_or(Ok(0), |limit| limit(mark));
         let max_copied_bytes = limit.map_err(SnapshotError::Device)?;
-        let mut snapshot = self.interpreter.capture(max_copied_bytes)?;
-        snapshot.header.ops_seen = self.plans.ops_seen();
-        snapshot.header.decoder_counter = self.plans.decoder_counter();
-        self.uploads.capture(&mut snapshot);
-        let versions = self.uploads.versions();
-        // Not 0, which stands for no base.
-        let new_id = rand::random::<u64>() | 1;
-        self.snapshot_base.assign(&mut snapshot, &versions, new_id);
-        Ok(snapshot)
+        Ok(Captured {
+            tensors: self.interpreter.capture(max_copied_bytes)?,
+            ops_seen: self.plans.ops_seen(),
+            decoder_counter: self.plans.decoder_counter(),
+            slots: self.uploads.capture(),
+            held: Vec::new(),
+            // Not 0, which stands for no base.
+            new_base_id: rand::random::<u64>() | 1,
+            base: self.snapshot_base.clone(),
+            outcome: snapshot_base::Outcome::default(),
+        })
     }
 
     /// Restores the state of a session at a mark. This runner must be new.
@@ -420,8 +428,8 @@ impl Runner {
     pub(crate) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         self.interpreter.restore(snapshot)?;
         self.uploads.restore(snapshot)?;
-        let versions = self.uploads.versions();
-        self.snapshot_base.restore(snapshot, &versions);
+        let versions = self.uploads.versions(snapshot);
+        lock(&self.snapshot_base).restore(snapshot, &versions);
         let header = &snapshot.header;
         self.plans.restore(header.ops_seen, header.decoder_counter);
         self.interpreter.current.set(header.ops_seen);

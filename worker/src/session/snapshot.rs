@@ -181,11 +181,6 @@ impl Snapshot {
         self.header.held.as_chunks().0
     }
 
-    /// Sets the hashes of the uploads that the session was offered.
-    pub(crate) fn set_held(&mut self, hashes: &[Hash]) {
-        self.header.held = hashes.concat();
-    }
-
     /// Returns the id of the base in which some of the contents are.
     pub(crate) fn base_id(&self) -> Option<u64> {
         (self.header.base != 0).then_some(self.header.base)
@@ -211,11 +206,6 @@ impl Snapshot {
         for (_, slot) in slots.filter(|(image, _)| image.base_offset.is_some()) {
             *slot = Bytes::new();
         }
-    }
-
-    /// Returns what is set when it is known whether the snapshot is kept.
-    pub(crate) fn outcome(&self) -> Outcome {
-        self.outcome.clone()
     }
 
     /// Returns the number of bytes that [`write`](Self::write) writes.

@@ -247,9 +247,9 @@ impl<'a> TimeSlice<'a> {
             Reply::Synced { request, fault } => outbound.queue_synced(request.id, fault),
             Reply::Captured {
                 mark,
-                snapshot,
+                captured,
                 cost,
-            } => self.session.keep_snapshot(mark, snapshot, cost),
+            } => self.session.keep_snapshot(mark, captured, cost),
             Reply::InFlight {
                 request,
                 bytes,

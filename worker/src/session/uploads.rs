@@ -15,7 +15,8 @@ use tensord_proto::{
 
 use super::{
     dataflow::Refusal,
-    snapshot::{SlotImage, Snapshot, SnapshotError},
+    runner::CapturedSlot,
+    snapshot::{Snapshot, SnapshotError},
 };
 use crate::{blobs::HeldBlob, memory::SessionMemory};
 
@@ -211,30 +212,21 @@ impl Uploads {
         }
     }
 
-    /// Adds the kept uploads to a snapshot.
-    pub(super) fn capture(&self, snapshot: &mut Snapshot) {
-        for (slot, Slot { bytes, .. }) in self.sorted() {
-            snapshot.header.slots.push(SlotImage {
-                slot,
-                size_bytes: bytes.len() as u64,
-                base_offset: None,
-            });
-            snapshot.slots.push(bytes.clone());
-        }
+    /// Returns the kept uploads, in no order.
+    pub(super) fn capture(&self) -> Vec<CapturedSlot> {
+        let slots = self.slots.iter().map(|(slot, kept)| CapturedSlot {
+            slot: *slot,
+            version: kept.version,
+            bytes: kept.bytes.clone(),
+        });
+        slots.collect()
     }
 
-    /// Returns a number for each slot that is in use, which changes with its contents. The slots have the
-    /// order that they have in a snapshot.
-    pub(super) fn versions(&self) -> Vec<u64> {
-        let sorted = self.sorted().into_iter();
-        sorted.map(|(_, slot)| slot.version).collect()
-    }
-
-    fn sorted(&self) -> Vec<(u32, &Slot)> {
-        let slots = self.slots.iter().map(|(number, slot)| (*number, slot));
-        let mut slots: Vec<_> = slots.collect();
-        slots.sort_unstable_by_key(|(number, _)| *number);
-        slots
+    /// Returns a number for each slot of a snapshot, in its order, which changes with the contents.
+    pub(super) fn versions(&self, snapshot: &Snapshot) -> Vec<u64> {
+        let slots = snapshot.header.slots.iter();
+        let versions = slots.map(|image| self.slots.get(&image.slot).map_or(0, |it| it.version));
+        versions.collect()
     }
 
     /// Restores the kept uploads of a snapshot.

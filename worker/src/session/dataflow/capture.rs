@@ -14,7 +14,49 @@ use super::{
     check_dtype,
 };
 
-/// A tensor of the table.
+/// All tensors of a table, in no order. Nothing of it keeps the session's memory charged, so it may be kept while
+/// the session goes on.
+#[derive(Default)]
+pub(crate) struct CapturedTable {
+    /// The tensors with a value.
+    pub(crate) live: Vec<TensorIr>,
+    /// What is charged for each of them.
+    pub(crate) charges: Vec<CapturedCharge>,
+    /// The tensors that have a fault instead of a value.
+    pub(crate) poisoned: Vec<(TensorId, Arc<Fault>)>,
+}
+
+/// What is charged for a tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct CapturedCharge {
+    /// Bytes that are charged for this tensor alone.
+    pub(crate) own_bytes: u64,
+    /// The storage that other tensors may share.
+    pub(crate) shared: Option<CapturedStorage>,
+}
+
+/// A storage that several tensors may share.
+#[derive(Clone, Copy)]
+pub(crate) struct CapturedStorage {
+    /// The address of its [`Storage`], which distinguishes it from the others of the table.
+    pub(crate) address: usize,
+    /// The backend's id of the storage, or 0 if it is not known.
+    pub(crate) id: usize,
+    /// Bytes that are charged for it.
+    pub(crate) bytes: u64,
+}
+
+impl CapturedStorage {
+    fn of(storage: &Arc<Storage>) -> Self {
+        Self {
+            address: Arc::as_ptr(storage) as usize,
+            id: storage.id(),
+            bytes: storage.bytes(),
+        }
+    }
+}
+
+/// A tensor of the table, as it is restored.
 pub(crate) enum Entry {
     /// A tensor with a value.
     Live {
@@ -29,36 +71,35 @@ pub(crate) enum Entry {
 }
 
 impl Dataflow {
-    /// Returns all tensors in the order of their ids, or `None` if a value is pending.
-    pub(crate) fn entries(&self) -> Option<Vec<Entry>> {
-        if self.pending > 0 {
-            return None;
-        }
-        let mut tensors: Vec<_> = self.tensors.iter().collect();
-        tensors.sort_unstable_by_key(|(id, _)| id.value());
-        let entry = |(&id, state): (&TensorId, &TensorState)| match state {
-            TensorState::Live {
-                shape,
-                dtype,
-                holding,
-            } => {
-                let (own_bytes, shared) = holding.parts();
-                let tensor = TensorIr {
-                    id,
-                    shape: shape.clone(),
-                    status: TensorStatus::ReadOnly,
-                    dtype: *dtype,
-                };
-                Some(Entry::Live {
-                    tensor,
-                    own_bytes,
-                    shared: shared.cloned(),
-                })
-            }
-            TensorState::Poisoned(fault) => Some(Entry::Poisoned(id, fault.clone())),
-            TensorState::Pending { .. } => None,
+    /// Returns all tensors, or `None` if a value is pending.
+    pub(crate) fn capture(&self) -> Option<CapturedTable> {
+        let mut captured = CapturedTable {
+            live: Vec::with_capacity(self.tensors.len()),
+            charges: Vec::with_capacity(self.tensors.len()),
+            poisoned: Vec::new(),
         };
-        tensors.into_iter().map(entry).collect()
+        for (&id, state) in &self.tensors {
+            match state {
+                TensorState::Live {
+                    shape,
+                    dtype,
+                    holding,
+                } => {
+                    let (own_bytes, shared) = holding.parts();
+                    captured.live.push(TensorIr {
+                        id,
+                        shape: shape.clone(),
+                        status: TensorStatus::ReadOnly,
+                        dtype: *dtype,
+                    });
+                    let shared = shared.map(CapturedStorage::of);
+                    captured.charges.push(CapturedCharge { own_bytes, shared });
+                }
+                TensorState::Poisoned(fault) => captured.poisoned.push((id, fault.clone())),
+                TensorState::Pending { .. } => return None,
+            }
+        }
+        Some(captured)
     }
 
     /// Returns the number of tensors for which the session's tables are charged.
@@ -82,7 +123,7 @@ impl Dataflow {
         self.account.restore_storage(id, bytes)
     }
 
-    /// Adds a tensor that [`entries`](Self::entries) returned, and charges for it.
+    /// Adds a tensor that [`capture`](Self::capture) returned, and charges for it.
     pub(crate) fn restore(&mut self, entry: Entry) -> Result<(), Refusal> {
         match entry {
             Entry::Live {

@@ -1,97 +1,187 @@
-//! Takes a session's state for a snapshot, and restores it.
+//! Takes a session's state for a snapshot, in two steps.
+//!
+//! The session's thread takes the state ([`CapturedTensors`], [`Captured`]) and goes on: the names of tensors, and
+//! handles of their values, which never change. Another thread makes the [`Snapshot`] of it, which for thousands of
+//! tensors takes several times as long.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
 
 use burn_ir::{TensorId, TensorIr};
+use bytes::Bytes;
 use tensord_proto::{
-    codec::{decode_tensor, encode_tensor},
+    codec::encode_tensor,
+    content::Hash,
     v1::{Fault, FaultKind},
 };
 
 use super::{
     super::{
-        dataflow::{Entry, Refusal, Storage},
+        dataflow::{CapturedCharge, CapturedStorage, CapturedTable},
         snapshot::{
-            ChargeImage, Header, PoisonedImage, Snapshot, SnapshotError, StorageImage, TensorImage,
+            ChargeImage, Header, PoisonedImage, SlotImage, Snapshot, SnapshotError, StorageImage,
+            TensorImage,
         },
+        snapshot_base::{BaseTracker, Outcome},
     },
     fault::REASON_BYTES,
-    tensors::Tensors,
 };
-use crate::backend::{HostStorage, StoredTensor};
+use crate::{
+    backend::{DeferredValues, HostStorage, StoredTensor},
+    locks::lock,
+};
+
+/// A session's state at a mark.
+pub(crate) struct Captured {
+    pub(super) tensors: CapturedTensors,
+    pub(super) ops_seen: u64,
+    pub(super) decoder_counter: u64,
+    /// The upload slots that are in use.
+    pub(super) slots: Vec<CapturedSlot>,
+    /// The hashes of the uploads that the session was offered, in order.
+    pub(super) held: Vec<u8>,
+    /// The id of the base if a new one is made.
+    pub(super) new_base_id: u64,
+    /// Decides what is in the base, of one snapshot of the session after the other.
+    pub(super) base: Arc<Mutex<BaseTracker>>,
+    pub(super) outcome: Outcome,
+}
+
+/// An upload slot in use.
+pub(crate) struct CapturedSlot {
+    pub(crate) slot: u32,
+    /// A number that changes with its contents.
+    pub(crate) version: u64,
+    pub(crate) bytes: Bytes,
+}
+
+impl Captured {
+    /// Sets the hashes of the uploads that the session was offered.
+    pub(crate) fn set_held(&mut self, hashes: &[Hash]) {
+        self.held = hashes.concat();
+    }
+
+    /// Returns what is set when it is known whether the snapshot is kept.
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.outcome.clone()
+    }
+
+    /// Returns the snapshot. The caller must not have the session captured again before this returns.
+    ///
+    /// # Errors
+    ///
+    /// When the device has returned other tensors than it was asked for.
+    pub(crate) fn into_snapshot(mut self) -> Result<Snapshot, SnapshotError> {
+        let mut snapshot = self.tensors.into_snapshot()?;
+        self.slots.sort_unstable_by_key(|it| it.slot);
+        let Snapshot { header, slots, .. } = &mut snapshot;
+        (header.ops_seen, header.decoder_counter) = (self.ops_seen, self.decoder_counter);
+        header.held = self.held;
+        let images = self.slots.iter().map(|captured| SlotImage {
+            slot: captured.slot,
+            size_bytes: captured.bytes.len() as u64,
+            base_offset: None,
+        });
+        header.slots = images.collect();
+        let versions: Vec<_> = self.slots.iter().map(|it| it.version).collect();
+        *slots = self.slots.into_iter().map(|it| it.bytes).collect();
+        snapshot.outcome = self.outcome;
+        lock(&self.base).assign(&mut snapshot, &versions, self.new_base_id);
+        Ok(snapshot)
+    }
+}
+
+/// The state of a session's tensors and of its random ops, and the faults that no reply has reported.
+pub(super) struct CapturedTensors {
+    pub(super) table: CapturedTable,
+    /// Returns the values of the table's tensors, in order.
+    pub(super) values: DeferredValues,
+    pub(super) table_names: usize,
+    pub(super) unreported: Vec<Arc<Fault>>,
+    pub(super) seed: u64,
+    pub(super) draws: u64,
+}
+
+impl CapturedTensors {
+    /// Returns the snapshot, without the state that is not the interpreter's.
+    ///
+    /// # Errors
+    ///
+    /// When the device has returned other tensors than it was asked for.
+    pub(super) fn into_snapshot(self) -> Result<Snapshot, SnapshotError> {
+        let mut builder = Builder::default();
+        let CapturedTable {
+            charges,
+            mut poisoned,
+            ..
+        } = self.table;
+        let values = (self.values)();
+        if values.len() != charges.len() {
+            let (returned, tensors) = (values.len(), charges.len());
+            let reason = format!("it has returned {returned} tensors of {tensors}");
+            return Err(SnapshotError::Device(reason));
+        }
+        let mut live: Vec<_> = values.into_iter().zip(charges).collect();
+        live.sort_unstable_by_key(|((tensor, _), _)| tensor.id.value());
+        for ((tensor, stored), charge) in live {
+            match stored {
+                Ok(stored) => builder.live(&tensor, stored, charge),
+                Err(reason) => builder.without_value(tensor.id, reason),
+            }
+        }
+        poisoned.sort_unstable_by_key(|(id, _)| id.value());
+        for (id, fault) in &poisoned {
+            let (id, fault) = (id.value(), builder.fault(fault));
+            builder.header.poisoned.push(PoisonedImage { id, fault });
+        }
+        for fault in &self.unreported {
+            let index = builder.fault(fault);
+            builder.header.unreported.push(index);
+        }
+        builder.header.table_names = self.table_names as u64;
+        (builder.header.seed, builder.header.draws) = (self.seed, self.draws);
+        Ok(builder.finish())
+    }
+}
 
 /// A snapshot that is being made.
 #[derive(Default)]
-pub(super) struct Capture {
+struct Builder {
     header: Header,
     storages: Vec<HostStorage>,
     /// The ids of the tensors in the header, in order.
     tensor_ids: Vec<TensorId>,
     /// Indices of the storages, by address.
     storage_indices: HashMap<usize, u32>,
-    /// Indices of the charges, by the address of the charged storage's record.
+    /// Indices of the charges, by [`CapturedStorage::address`].
     charges: HashMap<usize, u32>,
     /// Indices of the faults, by address.
     faults: HashMap<usize, u32>,
-    /// The charged storages, whose ids are known once all tensors are captured.
-    charged: Vec<Arc<Storage>>,
+    /// The charged storages, in order. The index of a storage is known once all tensors are added.
+    charged: Vec<CapturedStorage>,
 }
 
-impl Capture {
-    /// Adds all tensors. If the device must copy them, it copies up to `max_copied_bytes`.
-    ///
-    /// # Errors
-    ///
-    /// When a value is pending, there is more to copy, or the device cannot copy it.
-    pub(super) fn tensors(
-        &mut self,
-        tensors: &mut Tensors,
-        max_copied_bytes: u64,
-    ) -> Result<(), SnapshotError> {
-        self.header.table_names = tensors.table_names() as u64;
-        let entries = tensors.entries().ok_or(SnapshotError::Pending)?;
-        let live = entries.iter().filter_map(|entry| match entry {
-            Entry::Live { tensor, .. } => Some(tensor.clone()),
-            Entry::Poisoned(..) => None,
-        });
-        let live: Vec<_> = live.collect();
-        let mut stored = tensors.stored(&live, max_copied_bytes)?.into_iter();
-        for entry in entries {
-            match entry {
-                Entry::Live {
-                    tensor,
-                    own_bytes,
-                    shared,
-                } => {
-                    let missing = || SnapshotError::Device("a tensor is missing".into());
-                    let stored = match stored.next().ok_or_else(missing)? {
-                        Ok(stored) => stored,
-                        Err(reason) => {
-                            self.without_value(&tensor, reason);
-                            continue;
-                        }
-                    };
-                    let image = TensorImage {
-                        tensor: encode_tensor(&tensor),
-                        strides: stored.strides.iter().map(|&stride| stride as i64).collect(),
-                        offset: stored.offset as u64,
-                        storage: self.storage(stored.storage),
-                        range_bytes: stored.range_bytes,
-                        own_bytes,
-                        charge: shared.map(|storage| self.charge(storage)),
-                    };
-                    self.header.tensors.push(image);
-                    self.tensor_ids.push(tensor.id);
-                }
-                Entry::Poisoned(id, fault) => self.poisoned(id, &fault),
-            }
-        }
-        Ok(())
+impl Builder {
+    fn live(&mut self, tensor: &TensorIr, stored: StoredTensor, charge: CapturedCharge) {
+        let CapturedCharge { own_bytes, shared } = charge;
+        let image = TensorImage {
+            tensor: encode_tensor(tensor),
+            strides: stored.strides.iter().map(|&stride| stride as i64).collect(),
+            offset: stored.offset as u64,
+            storage: self.storage(stored.storage),
+            range_bytes: stored.range_bytes,
+            own_bytes,
+            charge: shared.map(|storage| self.charge(storage)),
+        };
+        self.header.tensors.push(image);
+        self.tensor_ids.push(tensor.id);
     }
 
     /// Adds a tensor that has no value, as an op has failed on the device and nobody has read the
     /// tensor since.
-    fn without_value(&mut self, tensor: &TensorIr, mut reason: String) {
+    fn without_value(&mut self, id: TensorId, mut reason: String) {
         reason.truncate(reason.floor_char_boundary(REASON_BYTES));
         let Header {
             faults, poisoned, ..
@@ -101,28 +191,14 @@ impl Capture {
             reason,
             ..Fault::default()
         });
-        let (id, fault) = (tensor.id.value(), faults.len() as u32 - 1);
+        let (id, fault) = (id.value(), faults.len() as u32 - 1);
         poisoned.push(PoisonedImage { id, fault });
     }
 
-    fn poisoned(&mut self, id: TensorId, fault: &Arc<Fault>) {
-        let fault = self.fault(fault);
-        let id = id.value();
-        self.header.poisoned.push(PoisonedImage { id, fault });
-    }
-
-    /// Adds a fault that no reply has reported.
-    pub(super) fn unreported(&mut self, fault: &Arc<Fault>) {
-        let index = self.fault(fault);
-        self.header.unreported.push(index);
-    }
-
-    /// Returns the snapshot, without the state that is not the interpreter's.
-    pub(super) fn finish(mut self, seed: u64, draws: u64) -> Snapshot {
-        (self.header.seed, self.header.draws) = (seed, draws);
+    fn finish(mut self) -> Snapshot {
         let charges = self.charged.iter().map(|storage| ChargeImage {
-            storage: self.storage_indices.get(&storage.id()).copied(),
-            bytes: storage.bytes(),
+            storage: self.storage_indices.get(&storage.id).copied(),
+            bytes: storage.bytes,
         });
         self.header.charges = charges.collect();
         Snapshot {
@@ -149,10 +225,9 @@ impl Capture {
         })
     }
 
-    fn charge(&mut self, storage: Arc<Storage>) -> u32 {
+    fn charge(&mut self, storage: CapturedStorage) -> u32 {
         let charged = &mut self.charged;
-        let address = Arc::as_ptr(&storage) as usize;
-        *self.charges.entry(address).or_insert_with(|| {
+        *self.charges.entry(storage.address).or_insert_with(|| {
             charged.push(storage);
             charged.len() as u32 - 1
         })
@@ -165,86 +240,5 @@ impl Capture {
             faults.push(Fault::clone(fault));
             faults.len() as u32 - 1
         })
-    }
-}
-
-/// Adds the tensors of a snapshot to a session that has none. Returns the faults that no reply has
-/// reported.
-///
-/// # Errors
-///
-/// When the snapshot is malformed, or the device has no room for it.
-pub(super) fn restore_tensors(
-    tensors: &mut Tensors,
-    snapshot: &Snapshot,
-) -> Result<Vec<Arc<Fault>>, SnapshotError> {
-    let Header {
-        table_names,
-        charges,
-        tensors: images,
-        faults,
-        poisoned,
-        unreported,
-        ..
-    } = &snapshot.header;
-    tensors
-        .restore_table(*table_names as usize)
-        .map_err(refused)?;
-    let storages = &snapshot.storages;
-    let address = |at: u32| storages.get(at as usize).map(|it| Arc::as_ptr(it) as usize);
-    let charges = charges.iter().map(|charge| {
-        let id = charge.storage.and_then(address).unwrap_or(0);
-        tensors.restore_storage(id, charge.bytes).map_err(refused)
-    });
-    let charges = charges.collect::<Result<Vec<_>, _>>()?;
-    let mut values = Vec::with_capacity(images.len());
-    for image in images {
-        let tensor = decode_tensor(&image.tensor);
-        let tensor = tensor.map_err(|e| SnapshotError::malformed(e.to_string()))?;
-        let shared = image.charge.map(|at| found(&charges, at)).transpose()?;
-        let stored = StoredTensor {
-            storage: found(storages, image.storage)?,
-            shape: tensor.shape.clone(),
-            dtype: tensor.dtype,
-            strides: image
-                .strides
-                .iter()
-                .map(|&stride| stride as isize)
-                .collect(),
-            offset: usize::try_from(image.offset).unwrap_or(usize::MAX),
-            range_bytes: image.range_bytes,
-        };
-        if !stored.is_within_storage() {
-            let id = tensor.id.value();
-            let rule = format!("tensor {id} is not within its storage");
-            return Err(SnapshotError::Malformed(rule));
-        }
-        let id = tensor.id;
-        let entry = Entry::Live {
-            tensor,
-            own_bytes: image.own_bytes,
-            shared,
-        };
-        tensors.restore(entry).map_err(refused)?;
-        values.push((id, stored));
-    }
-    tensors.restore_values(values)?;
-    let faults: Vec<_> = faults.iter().cloned().map(Arc::new).collect();
-    for image in poisoned {
-        let entry = Entry::Poisoned(TensorId::new(image.id), found(&faults, image.fault)?);
-        tensors.restore(entry).map_err(refused)?;
-    }
-    unreported.iter().map(|&at| found(&faults, at)).collect()
-}
-
-fn found<T: Clone>(items: &[T], at: u32) -> Result<T, SnapshotError> {
-    let item = items.get(at as usize).cloned();
-    item.ok_or_else(|| SnapshotError::malformed(format!("index {at} is out of range")))
-}
-
-fn refused(refusal: Refusal) -> SnapshotError {
-    match refusal {
-        Refusal::New(_, reason) => SnapshotError::OutOfMemory(reason),
-        Refusal::Inherited(fault) => SnapshotError::Malformed(fault.to_string()),
     }
 }

@@ -19,9 +19,10 @@ use super::{
         uploads::UploadBytes,
     },
     Reply, SyncRequest,
-    capture::{Capture, restore_tensors},
+    capture::CapturedTensors,
     fault::{CurrentOp, FaultContext, UnreportedFaults},
     outcome::OutcomeRecorder,
+    restore::restore_tensors,
     tensors::{StartedRead, Tensors},
 };
 use crate::{backend::TensorStore, memory::SessionMemory, op_progress::OpProgress};
@@ -58,14 +59,20 @@ impl Interpreter {
     ///
     /// When a value is pending, the device would have to copy more than `max_copied_bytes`, or it
     /// cannot copy them.
-    pub(super) fn capture(&mut self, max_copied_bytes: u64) -> Result<Snapshot, SnapshotError> {
-        let mut capture = Capture::default();
-        capture.tensors(&mut self.tensors, max_copied_bytes)?;
-        self.unreported
-            .iter()
-            .for_each(|fault| capture.unreported(fault));
+    pub(super) fn capture(
+        &mut self,
+        max_copied_bytes: u64,
+    ) -> Result<CapturedTensors, SnapshotError> {
+        let (table, values, table_names) = self.tensors.capture(max_copied_bytes)?;
         let RandomState { seed, draws } = self.random;
-        Ok(capture.finish(seed, draws))
+        Ok(CapturedTensors {
+            table,
+            values,
+            table_names,
+            unreported: self.unreported.iter().cloned().collect(),
+            seed,
+            draws,
+        })
     }
 
     /// Restores what [`capture`](Self::capture) returned, in an interpreter without tensors.

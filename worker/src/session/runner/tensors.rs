@@ -10,6 +10,7 @@
 
 use std::{
     any::Any,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -25,11 +26,11 @@ use tensord_proto::{
 };
 
 use super::super::{
-    dataflow::{Dataflow, Entry, NAME_BYTES, Refusal, Storage},
+    dataflow::{CapturedTable, Dataflow, Entry, NAME_BYTES, Refusal, Storage},
     snapshot::SnapshotError,
 };
 use crate::{
-    backend::{StoredTensor, StoredTensors, TensorStore, panic_message},
+    backend::{DeferredValues, StoredTensor, TensorStore, panic_message},
     custom::FailedCustomOp,
     memory::SessionMemory,
     op_check,
@@ -107,30 +108,22 @@ impl Tensors {
         self.flow.reserve(bytes)
     }
 
-    /// Returns all tensors of the table in the order of their ids, or `None` if a value is
-    /// pending.
-    pub(super) fn entries(&self) -> Option<Vec<Entry>> {
-        self.flow.entries()
-    }
-
-    /// Returns tensors that have values as they lie in their storages; see
-    /// [`TensorStore::stored`].
+    /// Returns all tensors of the table but for the list of those that have values, these values in the order of
+    /// what is charged for them (see [`TensorStore::stored`]), and the number of tensors for which the tables are
+    /// charged.
     ///
     /// # Errors
     ///
-    /// The backend's error or panic.
-    pub(super) fn stored(
+    /// When a value is pending, or the backend's error or panic.
+    pub(super) fn capture(
         &mut self,
-        tensors: &[TensorIr],
         max_copied_bytes: u64,
-    ) -> Result<StoredTensors, SnapshotError> {
-        let store = &mut self.store;
-        caught(|| store.stored(tensors, max_copied_bytes)).map_err(SnapshotError::Device)
-    }
-
-    /// Returns the number of tensors for which the tables are charged.
-    pub(super) fn table_names(&self) -> usize {
-        self.flow.table_names()
+    ) -> Result<(CapturedTable, DeferredValues, usize), SnapshotError> {
+        let mut table = self.flow.capture().ok_or(SnapshotError::Pending)?;
+        let (store, live) = (&mut self.store, mem::take(&mut table.live));
+        let values = caught(|| store.stored(live, max_copied_bytes));
+        let values = values.map_err(SnapshotError::Device)?;
+        Ok((table, values, self.flow.table_names()))
     }
 
     /// Charges for tables with room for `names` tensors.

@@ -81,7 +81,7 @@ impl KeptSnapshots {
         } else if snapshot.base_id().is_some() {
             self.shared += 1;
         }
-        snapshot.outcome().set(true).unwrap();
+        snapshot.outcome.set(true).unwrap();
         let mut bytes = Vec::new();
         snapshot.write(&mut bytes).unwrap();
         assert_eq!(snapshot.size_bytes(), bytes.len() as u64);
@@ -95,6 +95,11 @@ impl KeptSnapshots {
 }
 
 impl Program {
+    fn capture(&mut self) -> Snapshot {
+        let captured = self.interpreter.capture(0).unwrap();
+        captured.into_snapshot().unwrap()
+    }
+
     fn new() -> Self {
         let device = DeviceMemory::new(CAPACITY);
         let backend = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
@@ -153,7 +158,7 @@ impl Program {
     /// hold memory there.
     fn go_on_elsewhere(&mut self) {
         self.held_replies.clear();
-        let snapshot = self.interpreter.capture(0).unwrap();
+        let snapshot = self.capture();
         let bytes = self.snapshots.keep(snapshot);
         let Self {
             mut interpreter,
@@ -170,13 +175,13 @@ impl Program {
     /// Returns each tensor with a value: where its elements are, and the bytes of its storage.
     fn layouts(&mut self) -> Vec<(TensorIr, Vec<isize>, usize, Vec<u8>)> {
         let store = self.interpreter.tensors.store();
-        let stored = store.stored(&self.live, 0).unwrap();
-        let layout = |(tensor, stored): (&TensorIr, Result<StoredTensor, String>)| {
+        let stored = store.stored(self.live.clone(), 0).unwrap();
+        let layout = |(tensor, (_, stored)): (&TensorIr, (_, Result<StoredTensor, String>))| {
             let stored = stored.unwrap();
             let bytes = stored.storage.to_vec();
             (tensor.clone(), stored.strides, stored.offset, bytes)
         };
-        self.live.iter().zip(stored).map(layout).collect()
+        self.live.iter().zip(stored()).map(layout).collect()
     }
 
     /// Returns the faults that no reply has reported.
@@ -257,7 +262,7 @@ proptest! {
                 moved.go_on_elsewhere();
             }
             if marks.iter().any(|index| index.index(count) == number) {
-                let snapshot = moved.interpreter.capture(0).unwrap();
+                let snapshot = moved.capture();
                 moved.snapshots.keep(snapshot);
             }
             let description = format!("{step:?}, {last}");
@@ -282,7 +287,7 @@ fn malformed_snapshots_are_refused() {
     ] {
         program.step(step, false);
     }
-    let snapshot = program.interpreter.capture(0).unwrap();
+    let snapshot = program.capture();
     let mut bytes = Vec::new();
     snapshot.write(&mut bytes).unwrap();
     let no_base = |_| -> io::Result<&[u8]> { Err(io::ErrorKind::NotFound.into()) };
@@ -320,7 +325,7 @@ fn program_with_constant(rows: usize) -> Program {
 fn what_does_not_change_is_stored_once() {
     let mut program = program_with_constant(64);
     let size_bytes = |program: &mut Program| {
-        let snapshot = program.interpreter.capture(0).unwrap();
+        let snapshot = program.capture();
         let bases = program.snapshots.bases.len();
         let bytes = program.snapshots.keep(snapshot);
         let read = program.snapshots.read(&bytes);
@@ -338,9 +343,9 @@ fn what_does_not_change_is_stored_once() {
     assert!(third < constant_bytes && base == 0);
     assert_eq!(program.snapshots.shared, 1);
     let refuse = |program: &mut Program| {
-        let mut snapshot = program.interpreter.capture(0).unwrap();
+        let mut snapshot = program.capture();
         program.snapshots.tracker.assign(&mut snapshot, &[], 7);
-        snapshot.outcome().set(false).unwrap();
+        snapshot.outcome.set(false).unwrap();
     };
     // The worker still has the base.
     refuse(&mut program);

@@ -8,10 +8,7 @@ use burn_std::future::DynFut;
 use bytes::Bytes;
 use tensord_proto::v1::{Fault, Mark};
 
-use super::{
-    super::snapshot::{Snapshot, SnapshotError},
-    fault::FaultContext,
-};
+use super::{super::snapshot::SnapshotError, capture::Captured, fault::FaultContext};
 use crate::collective::Capability;
 
 /// A piece of work, as received from the client.
@@ -78,7 +75,7 @@ pub(crate) enum Reply {
     /// The state of the session at a mark.
     Captured {
         mark: Mark,
-        snapshot: Result<Box<Snapshot>, SnapshotError>,
+        captured: Result<Box<Captured>, SnapshotError>,
         /// How long the capture took.
         cost: Duration,
     },

@@ -12,7 +12,7 @@ use crate::{
     locks::lock,
     process_message::SnapshotInfo,
     session::{
-        KeptCallback, SnapshotKeeper,
+        Captured, KeptCallback, SnapshotKeeper,
         sealed_snapshot::{SnapshotKey, sealed_size},
         snapshot::Snapshot,
     },
@@ -78,7 +78,7 @@ impl SnapshotKeeper for HeldSnapshot {
         self: Arc<Self>,
         session: SessionId,
         mark: Mark,
-        snapshot: Box<Snapshot>,
+        captured: Box<Captured>,
         key: SnapshotKey,
         kept: KeptCallback,
     ) {
@@ -88,6 +88,10 @@ impl SnapshotKeeper for HeldSnapshot {
             let reason = "the previous snapshot is still being kept";
             return kept(Duration::ZERO, Err(reason.into()));
         }
+        let snapshot = match captured.into_snapshot() {
+            Ok(snapshot) => Box::new(snapshot),
+            Err(e) => return kept(Duration::ZERO, Err(e.to_string())),
+        };
         let size_bytes = sealed_size(snapshot.size_bytes());
         let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
         *held = Some(Keeping::Captured(info, snapshot, key, kept));

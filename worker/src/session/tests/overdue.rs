@@ -9,7 +9,7 @@ use tensord_proto::codec::DeviceProfile;
 
 use super::{harness::OP_TIMEOUT, reads_in_flight::start_reads, *};
 use crate::{
-    backend::{BurnDevice, StorageInfo, StoredTensor, StoredTensors, TensorStore},
+    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
     custom::CustomOps,
 };
 
@@ -68,7 +68,7 @@ impl TensorStore for StuckDevice {
         None
     }
 
-    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<StoredTensors, String> {
+    fn stored(&mut self, _: Vec<TensorIr>, _: u64) -> Result<DeferredValues, String> {
         Err("not in this test".into())
     }
 

@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::{
-    backend::{BurnDevice, StorageInfo, StoredTensor, StoredTensors, TensorStore},
+    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
     custom::CustomOps,
 };
 
@@ -76,7 +76,7 @@ impl TensorStore for SlowDevice {
         None
     }
 
-    fn stored(&mut self, _: &[TensorIr], _: u64) -> Result<StoredTensors, String> {
+    fn stored(&mut self, _: Vec<TensorIr>, _: u64) -> Result<DeferredValues, String> {
         Err("not in this test".into())
     }
 
