@@ -7,9 +7,11 @@
 pub mod administrator;
 pub mod cluster;
 pub mod digits;
+pub mod gateway;
 pub mod host;
 pub mod models;
 pub mod quiet;
+pub mod random_kills;
 pub mod raw;
 pub mod replicas;
 pub mod resource_usage;

@@ -57,13 +57,30 @@ pub fn losses<M: Classifier>(
     steps: usize,
     mut between: impl FnMut(usize),
 ) -> Result<Vec<f32>, String> {
+    losses_while::<M>(device, |step| {
+        let goes_on = step < steps;
+        if goes_on {
+            between(step);
+        }
+        goes_on
+    })
+}
+
+/// Like [`losses`], until `goes_on` returns `false`, which is called before each step with its number from 0.
+///
+/// # Errors
+///
+/// The message of the first failed read of a loss.
+pub fn losses_while<M: Classifier>(
+    device: &Device,
+    mut goes_on: impl FnMut(usize) -> bool,
+) -> Result<Vec<f32>, String> {
     let device = device.clone().autodiff();
     let mut model = with_fixed_weights(M::new(&ModelSize::SMALL, &device), &device);
     let mut optimizer = AdamConfig::new().init();
     let loss = CrossEntropyLossConfig::new().init(&device);
     let mut losses = Vec::new();
-    for step in 0..steps {
-        between(step);
+    for step in (0..).take_while(|step| goes_on(*step)) {
         let images = TensorData::new(noise(BATCH * SIDE * SIDE, step), [BATCH, SIDE, SIDE]);
         let labels: Vec<i64> = (0..BATCH)
             .map(|i| ((i * 7 + step) % CLASSES) as i64)

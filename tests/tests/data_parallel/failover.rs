@@ -12,6 +12,7 @@ use tensord_testkit::{
     administrator::Administrator,
     cluster::{Cluster, Process},
     models::{Classifier, Mlp, ModelSize, Transformer},
+    random_kills::RandomKills,
     replicas::{TrainingRecord, replicas, replicas_while, training_lock},
 };
 
@@ -24,6 +25,9 @@ const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Longer than the time between two heartbeats of a worker.
 const REPORT_INTERVAL: Duration = Duration::from_millis(1500);
+
+/// From when a lease could go on elsewhere, workers are killed within this time: longer than from one mark to the next.
+const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// Devices of a lease on one worker, or on two.
 const RANKS: usize = 2;
@@ -194,9 +198,9 @@ fn mlp_on_two_workers_trains_on_when_it_is_suspended() {
     });
 }
 
-/// Has one of the workers of the lease leave the pool by `remove` once its snapshots are at another one,
-/// and adds a worker in its place.
-fn replace_worker(cluster: &mut Cluster, count: usize, remove: impl FnOnce(&mut Process)) {
+/// Waits until a lease of one device of each of `ranks` workers runs and has its snapshots at others. Returns the
+/// indices of its workers.
+fn wait_for_copies(cluster: &Cluster, ranks: usize) -> Vec<usize> {
     let is_running = |worker: &Process| !worker.processes_of_leases().is_empty();
     let mut running = Vec::new();
     cluster.wait(
@@ -210,11 +214,48 @@ fn replace_worker(cluster: &mut Cluster, count: usize, remove: impl FnOnce(&mut 
                 .map(|(_, worker)| worker.snapshots_bytes().len());
             running = workers.iter().map(|(index, _)| *index).collect();
             // A session has two snapshots at most, so some are of each session.
-            running.len() == RANKS && kept.sum::<usize>() > 2 * (RANKS - 1)
+            running.len() == ranks && kept.sum::<usize>() > 2 * (ranks - 1)
         },
     );
+    running
+}
+
+/// Has one of the workers of the lease leave the pool by `remove` once its snapshots are at another one,
+/// and adds a worker in its place.
+fn replace_worker(cluster: &mut Cluster, count: usize, remove: impl FnOnce(&mut Process)) {
+    let running = wait_for_copies(cluster, RANKS);
     remove(&mut cluster.workers[running[count % RANKS]]);
     cluster.add_worker("flex");
+}
+
+/// Trains on a lease of one device of each of `ranks` workers of a pool of `ranks + spare`, while `at_once` of them are
+/// killed at random moments, and others take their places.
+fn check_killed_at_random(ranks: usize, spare: usize, at_once: usize) {
+    let _alone = training_lock();
+    let random = RandomKills::new(1);
+    let kills = random.kills;
+    let random = Mutex::new(random);
+    let kill = move |cluster: &mut Cluster, _| {
+        let running = wait_for_copies(cluster, ranks);
+        let mut random = random.lock().unwrap();
+        sleep(random.time(LONGEST_WAIT));
+        for victim in random.choose(at_once, ranks) {
+            cluster.workers[running[victim]].kill();
+        }
+        (0..at_once).for_each(|_| cluster.add_worker("flex"));
+    };
+    let pool = vec!["flex"; ranks + spare];
+    check_disturbed::<Mlp>(&start(&pool), &pool[..ranks], ranks, kills, kill);
+}
+
+#[test]
+fn mlp_on_two_workers_survives_kills_at_random() {
+    check_killed_at_random(2, 1, 1);
+}
+
+#[test]
+fn mlp_on_four_workers_survives_kills_of_two_at_once_at_random() {
+    check_killed_at_random(4, 2, 2);
 }
 
 /// Trains on a lease of two of three workers, which leave the pool one after the other by `remove`, while

@@ -7,7 +7,10 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 use tensord_client::{LeaseRequest, PoolUrl};
-use tensord_testkit::cluster::{Cluster, Process};
+use tensord_testkit::{
+    cluster::Cluster,
+    gateway::{GATEWAY_TOKEN, Gateway},
+};
 
 fn sum(device: &Device) -> Result<f32, String> {
     let data = Tensor::<1>::ones([5], device).sum().try_into_data();
@@ -55,31 +58,10 @@ fn sessions_survive_a_scheduler_restart() {
 #[test]
 fn a_stock_program_works_through_the_gateway() {
     let cluster = Cluster::start(&["flex"]);
-    let args = [
-        "gateway",
-        "--listen",
-        "127.0.0.1:0",
-        "--state",
-        cluster.path("gw").to_str().unwrap(),
-    ]
-    .map(ToOwned::to_owned);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let token = "a-token-of-this-test";
-    let env = [
-        ("TENSORD_URL", cluster.client_url()),
-        ("TENSORD_GATEWAY_TOKEN", token),
-    ];
-    let gateway = Process::start(&args, &env, cluster.path("gateway.log"));
-    let url = gateway.wait_for("address", |line| {
-        let at = line.find("ws://")?;
-        let end = line[at..]
-            .find(['"', ' ', ')'])
-            .map_or(line.len(), |end| at + end);
-        Some(line[at..end].to_owned())
-    });
-    let wrong = RemoteHost::websocket(&url).with_credential("wrong");
+    let Gateway { url, .. } = &Gateway::start(&cluster);
+    let wrong = RemoteHost::websocket(url).with_credential("wrong");
     assert!(wrong.devices().is_err(), "the gateway wants its token");
-    let host = RemoteHost::websocket(&url).with_credential(token);
+    let host = RemoteHost::websocket(url).with_credential(GATEWAY_TOKEN);
     let device = host.devices().unwrap().into_iter().next().unwrap();
     assert_eq!(sum(&device), Ok(5.0));
     let fine = Tensor::<1>::ones([5], &device);

@@ -10,6 +10,8 @@ mod making_room;
 #[cfg(target_os = "linux")]
 mod object_storage;
 #[cfg(target_os = "linux")]
+mod random_kills;
+#[cfg(target_os = "linux")]
 mod reclaim;
 #[cfg(target_os = "linux")]
 mod scheduler_restart;

@@ -6,11 +6,15 @@ use std::{
     time::Duration,
 };
 
-use burn::tensor::{Device, Tensor};
+use burn::{
+    remote::RemoteHost,
+    tensor::{Device, Tensor},
+};
 use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     administrator::Administrator,
     cluster::{Cluster, Process},
+    gateway::{GATEWAY_TOKEN, Gateway},
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
 };
@@ -91,6 +95,24 @@ fn training_goes_on_when_the_host_of_its_worker_hangs() {
         LeaseEvent::Running { worker: to },
     ];
     assert_eq!(events.iter().collect::<Vec<_>>(), moved);
+}
+
+#[test]
+fn stock_program_trains_on_when_the_worker_of_its_lease_is_killed() {
+    let mut cluster = Cluster::start(&["flex", "flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let gateway = Gateway::start(&cluster);
+    let host = RemoteHost::websocket(&gateway.url).with_credential(GATEWAY_TOKEN);
+    let device = host.devices().unwrap().into_iter().next().unwrap();
+    let ours = losses::<Mlp>(&device, 20, |step| {
+        if [5, 12].contains(&step) {
+            let source = cluster.worker_of_lease().unwrap();
+            cluster.wait_for_copy(source);
+            cluster.workers[source].kill();
+            cluster.add_worker("flex");
+        }
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
 }
 
 #[test]
