@@ -45,6 +45,8 @@ pub(crate) struct Cuts {
     committed: Option<u64>,
     /// When the last cut began.
     last_at: Option<Instant>,
+    /// When the first cut after the committed one began.
+    uncommitted_since: Option<Instant>,
     /// How long the worker needed for the slowest mark of the last committed cut, or of a later one.
     cost: Duration,
     /// A cut that was requested before it is due by itself.
@@ -122,6 +124,8 @@ impl Cuts {
         known.is_opening = false;
         let before = known.epoch.replace(epoch);
         if before.is_some_and(|before| before != epoch) {
+            // The lease may have waited for devices for long.
+            self.uncommitted_since = None;
             // The mark is in the session's journal if it is later than the restored one, so the new
             // process replies to it, again or for the first time.
             known.is_unanswered = known.last_mark > self.committed;
@@ -173,6 +177,7 @@ impl Cuts {
             self.requested = Some(RequestedMark::Placed(self.last));
         }
         self.last_at = Some(now);
+        self.uncommitted_since.get_or_insert(now);
         self.cut = Some(Cut {
             number: self.last,
             first_at: None,
@@ -315,8 +320,14 @@ impl Cuts {
             self.committed = Some(cut.number);
             self.requested.take_if(|it| it.is_committed(cut.number));
             self.cost = cut.cost;
-            self.cut = None;
+            (self.cut, self.uncommitted_since) = (None, None);
         }
+    }
+
+    /// Returns when the first of the cuts began that came after the committed one, if there is one. The sessions may
+    /// not have come to place their marks.
+    pub(crate) fn uncommitted_since(&self) -> Option<Instant> {
+        self.uncommitted_since
     }
 
     /// Returns the number of the committed cut, if the sessions can go on from one.

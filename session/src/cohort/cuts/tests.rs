@@ -47,6 +47,29 @@ fn cut_is_committed_when_all_sessions_are_ready() {
 }
 
 #[test]
+fn cut_that_sessions_do_not_reach_has_a_beginning() {
+    let now = Instant::now();
+    let mut cuts = two(now);
+    commit(&mut cuts, now);
+    assert_eq!(cuts.uncommitted_since(), None);
+    let began = now + Duration::from_secs(2);
+    assert!(cuts.begin_if_due(began, interval));
+    // No session places a mark, then one does, and the cut is dropped.
+    assert_eq!(cuts.uncommitted_since(), Some(began));
+    let placed = began + Duration::from_secs(5);
+    let number = cuts.place_mark(0, placed).unwrap();
+    answer(&mut cuts, 0, number);
+    let late = placed + CUT_TIMEOUT;
+    assert!(cuts.begin_if_due(late, interval));
+    assert_eq!(cuts.uncommitted_since(), Some(began));
+    let number = cuts.place_mark(0, late).unwrap();
+    assert_eq!(cuts.place_mark(1, late), Some(number));
+    answer(&mut cuts, 0, number);
+    answer(&mut cuts, 1, number);
+    assert_eq!(cuts.uncommitted_since(), None);
+}
+
+#[test]
 fn requested_cut_begins_at_once_and_again_if_it_is_dropped() {
     let now = Instant::now();
     let mut cuts = two(now);
