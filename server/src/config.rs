@@ -206,6 +206,8 @@ pub(crate) struct TokenConfig {
     pub(crate) admin: AdminUrl,
     /// What to do with the tokens.
     pub(crate) action: TokenAction,
+    /// Whether to print JSON instead of text.
+    pub(crate) json: bool,
 }
 
 /// An administrator's call that lists or changes a pool's tenants.
@@ -406,10 +408,7 @@ pub(crate) enum TokenAction {
         uses: Option<u64>,
     },
     /// List every token.
-    List {
-        /// Whether to print JSON instead of a table.
-        json: bool,
-    },
+    List,
     /// Create a successor of a token.
     Rotate {
         /// The name of the token to replace.

@@ -40,6 +40,9 @@ pub(crate) enum TokenCommand {
         /// Number of workers that may enrol with the token [default: unlimited]
         #[arg(long, value_name = "N")]
         uses: Option<u64>,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         admin: AdminSettings,
     },
@@ -59,6 +62,9 @@ pub(crate) enum TokenCommand {
         /// Time for which the old token stays valid, such as 30m [default: 1h]
         #[arg(long, value_name = "TIME")]
         grace: Option<Period>,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         admin: AdminSettings,
     },
@@ -70,6 +76,9 @@ pub(crate) enum TokenCommand {
         /// Keep the leases that were opened with the token
         #[arg(long)]
         keep_leases: bool,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         admin: AdminSettings,
     },
@@ -118,6 +127,9 @@ pub(crate) enum TenantCommand {
         /// Name of the tenant
         #[arg(value_name = "NAME")]
         name: Name,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         admin: AdminSettings,
     },

@@ -106,7 +106,10 @@ async fn execute(url: &PoolUrl, action: TenantsAction, json: bool) -> Result<Str
             let request = RemoveTenantRequest { name: name.clone() };
             let removed = admin.remove_tenant(with_token(request, url)?).await;
             into_reply(url, removed)?;
-            Ok(format!("tenant {name} is removed\n"))
+            Ok(match json {
+                true => stdout::json(&serde_json::json!({ "removed": name })),
+                false => format!("tenant {name} is removed\n"),
+            })
         }
     }
 }

@@ -21,13 +21,17 @@ use crate::{
 /// Makes one call and prints its result.
 pub(super) async fn run(config: TokenConfig) -> Result<(), Failure> {
     let url = admin::url(config.admin)?;
-    let text = admin::with_deadline(&url, execute(&url, config.action)).await?;
+    let text = admin::with_deadline(&url, execute(&url, config.action, config.json)).await?;
     stdout::print(&text)
 }
 
 /// Carries out the action, and returns the text to print.
-async fn execute(url: &PoolUrl, action: TokenAction) -> Result<String, AdminError> {
+async fn execute(url: &PoolUrl, action: TokenAction, json: bool) -> Result<String, AdminError> {
     let mut admin = admin::connect(url).await?;
+    let shown = |made: MadeToken| match json {
+        true => created_json(url, made),
+        false => created_text(url, made),
+    };
     match action {
         TokenAction::Create {
             name,
@@ -48,20 +52,23 @@ async fn execute(url: &PoolUrl, action: TokenAction) -> Result<String, AdminErro
                 uses,
             };
             let made = admin.create_token(with_token(request, url)?).await;
-            Ok(created_text(url, into_reply(url, made)?))
+            Ok(shown(into_reply(url, made)?))
         }
         TokenAction::Rotate { name, grace } => {
             let grace_ms = millis(grace);
             let request = RotateTokenRequest { name, grace_ms };
             let made = admin.rotate_token(with_token(request, url)?).await;
-            Ok(created_text(url, into_reply(url, made)?))
+            Ok(shown(into_reply(url, made)?))
         }
         TokenAction::Revoke { name, keep_leases } => {
             let request = RevokeTokenRequest { name, keep_leases };
             let revoked = revoke(&mut admin, url, request.clone()).await?;
-            Ok(revoked_text(&request, revoked))
+            Ok(match json {
+                true => revoked_json(&request, revoked),
+                false => revoked_text(&request, revoked),
+            })
         }
-        TokenAction::List { json } => {
+        TokenAction::List => {
             let listed = admin
                 .list_tokens(with_token(ListTokensRequest {}, url)?)
                 .await;
@@ -82,12 +89,24 @@ async fn revoke(
     into_reply(url, admin.revoke_token(with_token(request, url)?).await)
 }
 
+/// Returns the pool's URL with a new token.
+fn url_with(url: &PoolUrl, token: String) -> PoolUrl {
+    PoolUrl {
+        token: Some(Secret::new(token)),
+        ..url.clone()
+    }
+}
+
+/// Formats a new token as JSON, with the URL that has it.
+fn created_json(url: &PoolUrl, made: MadeToken) -> String {
+    let info = made.info.unwrap_or_default();
+    let url = url_with(url, made.token);
+    stdout::json(&serde_json::json!({ "token": list::token(&info), "url": url.reveal() }))
+}
+
 /// Formats a new token as a shell comment and an `export` line.
 fn created_text(url: &PoolUrl, made: MadeToken) -> String {
-    let url = PoolUrl {
-        token: Some(Secret::new(made.token)),
-        ..url.clone()
-    };
+    let url = url_with(url, made.token);
     let TokenInfo {
         name,
         role,
@@ -118,6 +137,14 @@ fn created_text(url: &PoolUrl, made: MadeToken) -> String {
         about.join(", "),
         url.reveal()
     )
+}
+
+fn revoked_json(request: &RevokeTokenRequest, revoked: Revoked) -> String {
+    stdout::json(&serde_json::json!({
+        "revoked": request.name,
+        "clients_disconnected": revoked.clients,
+        "workers_disconnected": revoked.workers,
+    }))
 }
 
 fn revoked_text(request: &RevokeTokenRequest, revoked: Revoked) -> String {

@@ -21,6 +21,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let programs = url(&lines[2]);
     let ci = check_new_token(home);
     check_rotated_token(home, &ci);
+    check_json(home);
     let (code, stdout, stderr) = run(home, &["token", "list"], &[("TENSORD_URL", programs)]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(
@@ -102,6 +103,30 @@ fn check_new_token(home: &Path) -> String {
         "{table}"
     );
     ci
+}
+
+/// Makes, rotates and revokes a token of a tenant of its own, with all replies in JSON.
+fn check_json(home: &Path) {
+    let json = |args: &[&str]| -> serde_json::Value {
+        let args = [args, &["--json"]].concat();
+        serde_json::from_str(&stdout_of(home, &args)).unwrap()
+    };
+    json(&["tenant", "add", "blue"]);
+    let made = json(&["token", "create", "--name", "cd", "--tenant", "blue"]);
+    assert_eq!(
+        (&made["token"]["name"], &made["token"]["tenant"]),
+        (&"cd".into(), &"blue".into())
+    );
+    assert_eq!(status(home, made["url"].as_str().unwrap()).0, Some(0));
+    let rotated = json(&["token", "rotate", "cd", "--grace", "0s"]);
+    assert_ne!(rotated["url"], made["url"]);
+    assert_eq!(status(home, made["url"].as_str().unwrap()).0, Some(1));
+    let expected = serde_json::json!({
+        "revoked": "cd", "clients_disconnected": 0, "workers_disconnected": 0,
+    });
+    assert_eq!(json(&["token", "revoke", "cd"]), expected);
+    let removed = serde_json::json!({ "removed": "blue" });
+    assert_eq!(json(&["tenant", "remove", "blue"]), removed);
 }
 
 /// Rotates the token `ci`, whose URL is `ci`, and then revokes it.

@@ -16,7 +16,7 @@ const RIGHT: [usize; 1] = [7];
 
 /// The JSON for a token. Programs depend on the field names.
 #[derive(Serialize)]
-struct Token<'a> {
+pub(super) struct Token<'a> {
     name: &'a str,
     role: &'a str,
     tenant: &'a str,
@@ -37,7 +37,7 @@ pub(super) fn json(tokens: &[TokenInfo]) -> String {
     stdout::json(&serde_json::json!({ "tokens": tokens }))
 }
 
-fn token(token: &TokenInfo) -> Token<'_> {
+pub(super) fn token(token: &TokenInfo) -> Token<'_> {
     Token {
         name: &token.name,
         role: &token.role,

@@ -57,8 +57,9 @@ impl Layers<'_> {
             } => (TenantsAction::Show(name), json, admin),
             TenantCommand::Remove {
                 name: Name(name),
+                json,
                 admin,
-            } => (TenantsAction::Remove(name), false, admin),
+            } => (TenantsAction::Remove(name), json, admin),
         };
         let admin = self.admin(settings)?;
         Ok(TenantsConfig {
@@ -112,7 +113,7 @@ impl Layers<'_> {
     }
 
     pub(super) fn token(&self, command: TokenCommand) -> Result<TokenConfig, ConfigError> {
-        let (action, settings) = match command {
+        let (action, json, settings) = match command {
             TokenCommand::Create {
                 name,
                 role,
@@ -121,6 +122,7 @@ impl Layers<'_> {
                 note,
                 expires,
                 uses,
+                json,
                 admin,
             } => {
                 let create = TokenAction::Create {
@@ -132,21 +134,31 @@ impl Layers<'_> {
                     life: expires.map(|Period(life)| life),
                     uses,
                 };
-                (create, admin)
+                (create, json, admin)
             }
-            TokenCommand::List { json, admin } => (TokenAction::List { json }, admin),
-            TokenCommand::Rotate { name, grace, admin } => {
+            TokenCommand::List { json, admin } => (TokenAction::List, json, admin),
+            TokenCommand::Rotate {
+                name,
+                grace,
+                json,
+                admin,
+            } => {
                 let Period(grace) = grace.unwrap_or(Period(ROTATION_GRACE));
-                (TokenAction::Rotate { name, grace }, admin)
+                (TokenAction::Rotate { name, grace }, json, admin)
             }
             TokenCommand::Revoke {
                 name,
                 keep_leases,
+                json,
                 admin,
-            } => (TokenAction::Revoke { name, keep_leases }, admin),
+            } => (TokenAction::Revoke { name, keep_leases }, json, admin),
         };
         let admin = self.admin(settings)?;
-        Ok(TokenConfig { admin, action })
+        Ok(TokenConfig {
+            admin,
+            action,
+            json,
+        })
     }
 
     pub(super) fn workers(&self, command: WorkerCommand) -> Result<WorkersConfig, ConfigError> {
