@@ -8,7 +8,7 @@ mod load;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::load::{Load, Sizes};
 use crate::{
@@ -40,6 +40,73 @@ struct Measured {
     bytes_per_lease: Option<f64>,
 }
 
+/// How many times smaller than the plain pool the pools with rules are. Events take longer there, and two sizes show how
+/// much longer in a larger pool.
+const RULES_DIVISORS: [usize; 2] = [4, 16];
+
+/// Of so many leases that end in the plain pool, one ends in a pool with rules.
+const STEPS_DIVISOR: u64 = 20;
+
+/// The medians of a pool's turns.
+struct Figures {
+    sizes: Sizes,
+    placements: Summary,
+    p99: Summary,
+    max: Summary,
+    bytes: Option<f64>,
+}
+
+impl Figures {
+    fn of(sizes: Sizes, turns: &[Measured]) -> Result<Self> {
+        let summary = |value: fn(&Measured) -> f64| {
+            let values: Vec<_> = turns.iter().map(value).collect();
+            Summary::of(&values).context("the benchmark returned no figures")
+        };
+        let bytes: Vec<_> = turns
+            .iter()
+            .filter_map(|turn| turn.bytes_per_lease)
+            .collect();
+        Ok(Self {
+            sizes,
+            placements: summary(|turn| turn.placements_per_s)?,
+            p99: summary(|turn| turn.p99_ms)?,
+            max: summary(|turn| turn.max_ms)?,
+            bytes: Summary::of(&bytes).map(|bytes| bytes.median),
+        })
+    }
+
+    fn json(&self) -> Map<String, Value> {
+        let figures = json!({
+            "placements_per_s": round(self.placements.median),
+            "p99_ms": round(self.p99.median),
+            "max_ms": round(self.max.median),
+            "workers": self.sizes.workers,
+            "leases": self.sizes.leases,
+            "waiting": self.sizes.waiting,
+            "bytes_per_lease": self.bytes.map(round),
+        });
+        match figures {
+            Value::Object(figures) => figures,
+            _ => Map::new(),
+        }
+    }
+
+    fn row(&self) -> [String; 9] {
+        let rules = if self.sizes.has_rules { "yes" } else { "no" };
+        [
+            self.sizes.workers.to_string(),
+            self.sizes.leases.to_string(),
+            self.sizes.waiting.to_string(),
+            rules.into(),
+            format_number(self.placements.median),
+            format_quartiles(&self.placements),
+            format_number(self.p99.median),
+            format_number(self.max.median),
+            format_optional(self.bytes),
+        ]
+    }
+}
+
 /// Runs the bench.
 ///
 /// # Errors
@@ -47,32 +114,31 @@ struct Measured {
 /// If a process fails, or a pool is not as large as it should be.
 pub(super) fn run(context: &Context) -> Result<Report> {
     let (workers, leases, waiting) = context.full_or_quick((1000, 10_000, 10_000), (10, 100, 100));
-    let turn = SchedulerTurn {
+    let steps = context.full_or_quick(20_000, 200);
+    let pool = |divisor: usize, has_rules| SchedulerTurn {
         sizes: Sizes {
-            workers,
-            leases,
-            waiting,
+            workers: (workers / divisor).max(1),
+            leases: leases / divisor,
+            waiting: waiting / divisor,
+            has_rules,
         },
-        steps: context.full_or_quick(20_000, 200),
+        steps: if has_rules {
+            steps / STEPS_DIVISOR
+        } else {
+            steps
+        },
     };
-    let mut turns = Vec::new();
+    let [large, small] = RULES_DIVISORS.map(|divisor| pool(divisor, true));
+    let pools = [pool(1, false), large, small];
+    let mut turns = pools.map(|_| Vec::new());
     for run in 0..context.runs {
         context
             .progress
             .update(&format!("scheduler: run {} of {}", run + 1, context.runs));
-        turns.push(context.turn::<Measured>(Bench::Scheduler, &turn)?);
+        for (pool, turns) in pools.iter().zip(&mut turns) {
+            turns.push(context.turn::<Measured>(Bench::Scheduler, pool)?);
+        }
     }
-    let summary = |value: fn(&Measured) -> f64| {
-        let values: Vec<_> = turns.iter().map(value).collect();
-        Summary::of(&values).context("the benchmark returned no figures")
-    };
-    let placements = summary(|turn| turn.placements_per_s)?;
-    let (p99, max) = (summary(|turn| turn.p99_ms)?, summary(|turn| turn.max_ms)?);
-    let bytes: Vec<_> = turns
-        .iter()
-        .filter_map(|turn| turn.bytes_per_lease)
-        .collect();
-    let bytes = Summary::of(&bytes).map(|bytes| bytes.median);
     let columns = [
         "placements/s",
         "quartiles",
@@ -80,27 +146,18 @@ pub(super) fn run(context: &Context) -> Result<Report> {
         "max ms",
         "bytes/lease",
     ];
-    let mut rows = table(&["workers", "leases", "waiting"], &columns);
-    rows.add_row([
-        workers.to_string(),
-        leases.to_string(),
-        waiting.to_string(),
-        format_number(placements.median),
-        format_quartiles(&placements),
-        format_number(p99.median),
-        format_number(max.median),
-        format_optional(bytes),
-    ]);
+    let mut rows = table(&["workers", "leases", "waiting", "rules"], &columns);
+    let mut figures = Vec::new();
+    for (pool, turns) in pools.iter().zip(&turns) {
+        let found = Figures::of(pool.sizes, turns)?;
+        rows.add_row(found.row());
+        figures.push(found.json());
+    }
+    let [mut json, rules, rules_small] = <[_; 3]>::try_from(figures).unwrap_or_default();
+    json.insert("rules".into(), rules.into());
+    json.insert("rules_small".into(), rules_small.into());
     Ok(Report {
-        json: json!({
-            "placements_per_s": round(placements.median),
-            "p99_ms": round(p99.median),
-            "max_ms": round(max.median),
-            "workers": workers,
-            "leases": leases,
-            "waiting": waiting,
-            "bytes_per_lease": bytes.map(round),
-        }),
+        json: json.into(),
         table: rows.to_string(),
     })
 }
@@ -118,8 +175,13 @@ pub(super) fn turn(turn: &SchedulerTurn) -> Result<Value> {
     let after = resident();
     load.queue_requests();
     let counts = load.counts();
+    let is_as_large = match sizes.has_rules {
+        // Some of the requests are for shares of devices, and do not wait.
+        true => counts.0 + counts.1 == sizes.leases + sizes.waiting,
+        false => counts == (sizes.leases, sizes.waiting),
+    };
     ensure!(
-        counts == (sizes.leases, sizes.waiting),
+        is_as_large,
         "the pool has {} leases and {} requests that wait, of {sizes:?}",
         counts.0,
         counts.1

@@ -4,6 +4,10 @@
 //! The load is a closed loop: for each lease that ends, there is a new request. Workers release devices at
 //! once, send a heartbeat each second of the load's own time, and report that they have the snapshots of
 //! all leases, which are durable, as is the default of programs.
+//!
+//! With [rules](Sizes::has_rules), half of the tenants have guarantees of together half of the devices, a quarter
+//! has limits, and some requests are for spot leases, for shares, or for leases that may end. So requests that are
+//! entitled wait all the time, and leases are suspended for them.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use tensord_proto::ids::{ClientId, LeaseId, PartId, RequestId, WorkerId};
 use tensord_scheduler::{
     AssignedKeeper, ClientEvent, Command, Demand, DeviceFingerprint, DeviceSpec, Durability,
-    Endpoint, Engine, Event, Options, Policy, Registration, StreamId, Suspender, TenantPolicy,
-    Timestamp, WorkerEvent,
+    Endpoint, Engine, Event, LeasedDevice, Options, Policy, Registration, StreamId, Suspender,
+    TenantPolicy, Timestamp, WorkerEvent,
 };
 
 /// Number of devices of each worker.
@@ -43,9 +47,14 @@ pub(super) struct Sizes {
     /// Number of leases, most of which have devices; the others are suspended.
     pub(super) leases: usize,
     pub(super) waiting: usize,
+    /// Whether tenants have guarantees and limits, and requests are of all sorts.
+    pub(super) has_rules: bool,
 }
 
-/// A lease that has devices.
+/// How long leases have run when requests begin to wait: longer than the time for which none is suspended.
+const RUN_TIME_MS: u64 = 20_000;
+
+/// A lease that has devices, or had some and waits.
 struct Running {
     lease: LeaseId,
     client: ClientId,
@@ -92,10 +101,7 @@ impl Load {
             granted: 0,
         };
         let tenants = (0..TENANTS).map(|tenant| {
-            let policy = TenantPolicy {
-                weight: 1 + tenant as u32 % 4,
-                ..TenantPolicy::default()
-            };
+            let policy = tenant_policy(tenant, sizes);
             (tenant_name(tenant).as_str().into(), policy)
         });
         let policy: Policy = tenants.collect();
@@ -113,6 +119,10 @@ impl Load {
 
     /// Has as many requests wait as are to wait, and drops the times taken so far.
     pub(super) fn queue_requests(&mut self) {
+        if self.sizes.has_rules {
+            self.now = Timestamp::from_millis(self.now.as_millis() + RUN_TIME_MS);
+            (0..self.sizes.workers).for_each(|_| self.report_next());
+        }
         for _ in 0..self.sizes.waiting {
             self.request();
         }
@@ -152,7 +162,7 @@ impl Load {
             .leases
             .saturating_sub(self.sizes.workers * DEVICES);
         for _ in 0..suspended {
-            self.request_devices(1, Some("cuda"), 0);
+            self.request_devices(plain(1, Some("cuda"), 0));
         }
         // The workers report the snapshots, without which no lease can be suspended.
         for _ in 0..self.sizes.workers {
@@ -163,7 +173,7 @@ impl Load {
             self.handle(Event::SuspendLease { lease, by });
         }
         for _ in suspended..self.sizes.leases {
-            self.request_devices(1, None, 0);
+            self.request_devices(plain(1, None, 0));
         }
     }
 
@@ -224,10 +234,23 @@ impl Load {
         } else {
             0
         };
-        self.request_devices(devices, kind, memory_bytes);
+        let mut demand = plain(devices, kind, memory_bytes);
+        if self.sizes.has_rules {
+            match self.rng.random_range(0..100) {
+                0..5 => demand.is_spot = true,
+                5..10 => demand.may_end = true,
+                10..20 => {
+                    let share = [250, 500][self.rng.random_range(0..2)];
+                    (demand.devices, demand.share_permille) = (1, Some(share));
+                    demand.memory_bytes = 8 << 30;
+                }
+                _ => {}
+            }
+        }
+        self.request_devices(demand);
     }
 
-    fn request_devices(&mut self, devices: u32, kind: Option<&str>, memory_bytes: u64) {
+    fn request_devices(&mut self, demand: Demand) {
         let Some(client) = self.clients.pop_front() else {
             return;
         };
@@ -236,17 +259,7 @@ impl Load {
         self.next_id += 1;
         let request = ClientEvent::Request {
             request: RequestId(id),
-            demand: Demand {
-                devices,
-                kind: kind.map(Into::into),
-                memory_bytes,
-                share_permille: None,
-                durability: Durability::Auto,
-                recover_within: None,
-                max_duration: None,
-                is_spot: false,
-                may_end: false,
-            },
+            demand,
             priority: 0,
             // Ids are random.
             lease: LeaseId(id.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -306,6 +319,27 @@ impl Load {
         }
     }
 
+    /// Has a lease run on its devices.
+    fn start(
+        &mut self,
+        client: ClientId,
+        lease: LeaseId,
+        devices: Vec<LeasedDevice>,
+    ) -> Vec<Event> {
+        for device in devices {
+            let worker = device.device_ref.worker;
+            self.leases.entry(worker).or_default().insert(lease, true);
+        }
+        vec![Event::Client {
+            client,
+            stream: StreamId(client.0),
+            event: ClientEvent::Restorable {
+                lease,
+                is_restorable: true,
+            },
+        }]
+    }
+
     /// Does what the peers do on a command. Returns the events that follow.
     fn carry_out(&mut self, command: Command) -> Vec<Event> {
         match command {
@@ -317,18 +351,17 @@ impl Load {
             } => {
                 self.granted += 1;
                 self.running.push(Running { lease, client });
-                for device in devices {
-                    let worker = device.device_ref.worker;
-                    self.leases.entry(worker).or_default().insert(lease, true);
-                }
-                vec![Event::Client {
-                    client,
-                    stream: StreamId(client.0),
-                    event: ClientEvent::Restorable {
-                        lease,
-                        is_restorable: true,
-                    },
-                }]
+                self.start(client, lease, devices)
+            }
+            Command::Moved {
+                client,
+                lease,
+                devices,
+                ..
+            } => self.start(client, lease, devices),
+            Command::LeaseEnded { lease, .. } => {
+                self.running.retain(|it| it.lease != lease);
+                Vec::new()
             }
             Command::KeepSnapshots {
                 part,
@@ -359,6 +392,40 @@ impl Load {
             _ => Vec::new(),
         }
     }
+}
+
+/// Returns the demand of a request without special wishes.
+fn plain(devices: u32, kind: Option<&str>, memory_bytes: u64) -> Demand {
+    Demand {
+        devices,
+        kind: kind.map(Into::into),
+        memory_bytes,
+        share_permille: None,
+        durability: Durability::Auto,
+        recover_within: None,
+        max_duration: None,
+        is_spot: false,
+        may_end: false,
+    }
+}
+
+/// Returns what a tenant may have.
+fn tenant_policy(tenant: usize, sizes: Sizes) -> TenantPolicy {
+    let mut policy = TenantPolicy {
+        weight: 1 + tenant as u32 % 4,
+        ..TenantPolicy::default()
+    };
+    let equal_part = (sizes.workers * DEVICES).div_ceil(TENANTS) as u32;
+    match tenant % 4 {
+        0 | 1 if sizes.has_rules => {
+            policy.guaranteed.insert("cuda".into(), equal_part);
+        }
+        2 if sizes.has_rules => {
+            policy.limit.devices.insert("cuda".into(), 2 * equal_part);
+        }
+        _ => {}
+    }
+    policy
 }
 
 fn tenant_name(number: usize) -> String {
