@@ -11,6 +11,7 @@ mod durable;
 mod durable_world;
 mod durations;
 mod ending;
+mod found_moves;
 mod found_sequences;
 mod grants;
 mod handover;

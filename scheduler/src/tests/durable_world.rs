@@ -184,7 +184,7 @@ impl World {
                     !ends && fitting.count() >= lease.lease_devices.len()
                 };
                 let is_anywhere = self.workers.iter().any(is_free_at);
-                let waits_in_vain = lease.lost().is_some() && can_send && is_anywhere;
+                let waits_in_vain = may_go_on && can_send && is_anywhere;
                 assert!(!waits_in_vain, "{id} could go on elsewhere");
             }
         }

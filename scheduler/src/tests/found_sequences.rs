@@ -5,7 +5,7 @@ use super::property::{Op, attach_client_2, check_any, check_with_policy, request
 use super::*;
 
 /// Devices of a kind, or of any, for a lease that can be suspended.
-fn durable(devices: u32, kind: Option<&str>) -> Demand {
+pub(super) fn durable(devices: u32, kind: Option<&str>) -> Demand {
     Demand {
         durability: Durability::Auto,
         ..demand_of(devices, kind)
@@ -19,14 +19,14 @@ fn durable_share(permille: u32) -> Demand {
     }
 }
 
-fn spot(demand: Demand) -> Demand {
+pub(super) fn spot(demand: Demand) -> Demand {
     Demand {
         is_spot: true,
         ..demand
     }
 }
 
-fn wait(millis: u64) -> Op {
+pub(super) fn wait(millis: u64) -> Op {
     Op::Wait { millis }
 }
 
