@@ -125,7 +125,8 @@ impl Engine {
 
     /// Has a lease whose worker is lost go on at any worker with free devices, if there is one and its
     /// keeper, which has the snapshots, has too few or drains: the lease becomes one that was suspended
-    /// and resumed. It does not wait for its worker any more.
+    /// and resumed. It does not wait for its worker any more. A spot lease that is in the way of a request
+    /// leaves only a keeper that drains.
     pub(super) fn seek_destination(&mut self, id: LeaseId) {
         let is_attached = self.attached_owner(id).is_some();
         let Some(lease) = self.leases.get(id).filter(|_| is_attached) else {
@@ -150,8 +151,11 @@ impl Engine {
         };
         // A keeper that drains hands the snapshots over in any case.
         let must_leave = self.pool.is_draining(keeper.worker);
-        let with_free = || self.pool.with_free(id, &part.requirement, part.devices);
-        if !must_leave && !with_free().into_iter().any(is_destination) {
+        let has_destination = || {
+            let with_free = self.pool.with_free(id, &part.requirement, part.devices);
+            !self.is_in_the_way(id) && with_free.into_iter().any(is_destination)
+        };
+        if !must_leave && !has_destination() {
             return;
         }
         let cause = what_happened(reason);

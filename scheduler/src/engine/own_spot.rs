@@ -97,6 +97,7 @@ impl Engine {
     /// goes on.
     pub(super) fn spot_goes_on(&mut self, id: LeaseId) -> bool {
         if self.is_in_the_way(id) {
+            self.seek_destination(id);
             self.report_standing(id);
             return false;
         }

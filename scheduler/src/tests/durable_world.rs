@@ -186,6 +186,9 @@ impl World {
                 let is_anywhere = self.workers.iter().any(is_free_at);
                 let waits_in_vain = may_go_on && can_send && is_anywhere;
                 assert!(!waits_in_vain, "{id} could go on elsewhere");
+                let keeper_leaves = known.is_some_and(KnownWorker::is_draining);
+                let stays = lease.lost().is_some() && can_send && keeper_leaves;
+                assert!(!stays, "the keeper of {id} does not hand it over");
             }
         }
     }
