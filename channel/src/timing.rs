@@ -17,8 +17,8 @@ pub struct Timing {
 impl Timing {
     /// The limits between processes of tensord. Both ends of a connection must use them.
     ///
-    /// Silence is 2.5 s, so that a session goes on elsewhere within 3 s after its worker's host has stopped
-    /// responding. It is more than two pings of releases that send one each second.
+    /// Silence is five pings, and short enough that a session goes on elsewhere about 3 s after its worker's host has
+    /// stopped responding.
     pub const DEFAULT: Self = Self {
         silence: Duration::from_millis(2500),
         ping: Duration::from_millis(500),

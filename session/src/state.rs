@@ -23,6 +23,7 @@ use tensord_proto::{
 use web_time::Instant;
 
 use self::keeping_report::KeepingReport;
+pub(crate) use self::keeping_report::{OVERDUE_AFTER, REPORT_INTERVAL};
 use crate::{
     cohort::CohortMember,
     connection_end::{ConnectionEnd, closed_by},

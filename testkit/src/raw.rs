@@ -26,7 +26,7 @@
 //!
 //! - A [`RawSession`] has no task of its own. It sends and acknowledges frames only while
 //!   one of its `async` methods is awaited, and a worker drops a connection that is silent
-//!   for 4 s. Call [`RawSession::stay_connected`] to stay connected without doing anything.
+//!   for 2.5 s. Call [`RawSession::stay_connected`] to stay connected without doing anything.
 //! - The lease ends when its [`ClientStream`] is dropped, after the scheduler's lease expiry.
 
 mod calls;

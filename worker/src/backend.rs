@@ -66,13 +66,19 @@ pub(crate) struct StoredTensor {
 /// the reason.
 pub(crate) type StoredTensors = Vec<Result<StoredTensor, String>>;
 
-/// Returns tensors that a backend has let go of, as they lie in their storages. Any thread may call this, while the
-/// session goes on.
-pub(crate) type DeferredTensors = Box<dyn FnOnce() -> StoredTensors + Send>;
+/// Tensors that a backend has captured, from which another thread can find out later how they lie in their storages.
+pub(crate) struct Deferred<T> {
+    /// Returns that. Any thread may call this, while the session goes on.
+    pub(crate) stored: Box<dyn FnOnce() -> T + Send>,
+    /// Bytes of the host's memory into which the device has copied the tensors.
+    pub(crate) copied_bytes: u64,
+}
 
-/// The same with each tensor's name and declared type; see [`TensorStore::stored`].
-pub(crate) type DeferredValues =
-    Box<dyn FnOnce() -> Vec<(TensorIr, Result<StoredTensor, String>)> + Send>;
+/// Captured tensors of a backend.
+pub(crate) type DeferredTensors = Deferred<StoredTensors>;
+
+/// Captured tensors of a session, with their names and declared types; see [`TensorStore::stored`].
+pub(crate) type DeferredValues = Deferred<Vec<(TensorIr, Result<StoredTensor, String>)>>;
 
 impl StoredTensor {
     /// Returns whether all elements are within the storage.
@@ -138,8 +144,8 @@ pub(crate) trait TensorStore: Send {
     /// Returns the storage of an existing tensor, or `None` if the backend cannot determine
     /// it.
     fn storage(&mut self, tensor: &TensorIr) -> Option<StorageInfo>;
-    /// Returns existing tensors, in order, as they lie in their storages: of those in host memory, how to find that
-    /// out later, as they never change. The others are copied here, which waits for the device.
+    /// Captures existing tensors, in order, as they lie in their storages. Tensors in host memory are shared, as they
+    /// never change. The others are copied before this returns, which waits for the device.
     ///
     /// # Errors
     ///
@@ -256,7 +262,7 @@ pub(crate) trait SessionBackend: BackendIr {
     /// them.
     const TRUSTS_INDICES: bool;
 
-    /// Returns tensors as they lie in their storages; see [`TensorStore::stored`].
+    /// Captures tensors as they lie in their storages; see [`TensorStore::stored`].
     fn stored(
         tensors: Vec<HandleKind<Self>>,
         max_copied_bytes: u64,

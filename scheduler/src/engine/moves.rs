@@ -147,7 +147,7 @@ impl Engine {
                 });
                 is_keeper_same && lease.kept_at.get(&worker) == Some(&kept)
             };
-            // Workers report this every second.
+            // Workers report this with each heartbeat.
             if self.leases.get(id).is_some_and(is_same) {
                 continue;
             }

@@ -23,7 +23,11 @@ use std::{collections::HashSet, time::Duration};
 use web_time::Instant;
 
 use super::ahead::Ahead;
-use crate::{Capability, journal::RequestedMark};
+use crate::{
+    Capability,
+    journal::RequestedMark,
+    state::{OVERDUE_AFTER, REPORT_INTERVAL},
+};
 
 /// A cut is dropped if not all sessions have placed their marks within this time after the first one:
 /// a session may have no connection.
@@ -45,8 +49,10 @@ pub(crate) struct Cuts {
     committed: Option<u64>,
     /// When the last cut began.
     last_at: Option<Instant>,
-    /// When the first cut after the committed one began.
+    /// Since when a cut after the committed one is incomplete: when it began, or the sessions went on in another process.
     uncommitted_since: Option<Instant>,
+    /// When it was reported that a cut is incomplete.
+    reported_at: Option<Instant>,
     /// How long the worker needed for the slowest mark of the last committed cut, or of a later one.
     cost: Duration,
     /// A cut that was requested before it is due by itself.
@@ -163,6 +169,9 @@ impl Cuts {
         interval: impl FnOnce(Duration) -> Duration,
     ) -> bool {
         self.drop_if_late(now);
+        if self.cut.is_some() && self.are_together() {
+            self.uncommitted_since.get_or_insert(now);
+        }
         let is_early = |at: Instant| now < at + interval(self.cost);
         let is_requested = self.requested == Some(RequestedMark::Unplaced);
         if self.cut.is_some()
@@ -324,10 +333,16 @@ impl Cuts {
         }
     }
 
-    /// Returns when the first of the cuts began that came after the committed one, if there is one. The sessions may
-    /// not have come to place their marks.
-    pub(crate) fn uncommitted_since(&self) -> Option<Instant> {
-        self.uncommitted_since
+    /// Returns since when a cut after the committed one is incomplete, if that is to be reported: the sessions may not
+    /// have come to place their marks. Of all sessions, the first that calls this reports it, and again after a while.
+    pub(crate) fn take_overdue(&mut self, now: Instant) -> Option<Instant> {
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let since = self
+            .uncommitted_since
+            .filter(|since| age(*since) >= OVERDUE_AFTER)?;
+        let is_due = self.reported_at.is_none_or(|at| age(at) >= REPORT_INTERVAL);
+        self.reported_at = is_due.then_some(now).or(self.reported_at);
+        is_due.then_some(since)
     }
 
     /// Returns the number of the committed cut, if the sessions can go on from one.

@@ -286,11 +286,7 @@ impl State {
     /// Logs if snapshots are not kept.
     fn report_keeping(&mut self, now: Instant) {
         let age = |at: Instant| now.saturating_duration_since(at);
-        let of_cut = |member: &CohortMember| match member.lease_rank {
-            // One warning is enough for all sessions.
-            0 => member.cuts().uncommitted_since(),
-            _ => None,
-        };
+        let of_cut = |member: &CohortMember| member.cuts().take_overdue(now);
         let of_cut = self.cohort_member.as_ref().and_then(of_cut);
         let since = self.journal.uncommitted_since().into_iter().chain(of_cut);
         let waited = since.min().map(age).unwrap_or_default();

@@ -8,10 +8,10 @@ use std::time::Duration;
 use web_time::Instant;
 
 /// A mark that is not committed for this long is reported.
-const OVERDUE_AFTER: Duration = Duration::from_secs(30);
+pub(crate) const OVERDUE_AFTER: Duration = Duration::from_secs(30);
 
 /// A failure that was reported is reported again after this time at the earliest.
-const REPORT_INTERVAL: Duration = Duration::from_secs(600);
+pub(crate) const REPORT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What has happened, and what was reported of it.
 #[derive(Debug, Default)]

@@ -23,7 +23,7 @@ use crate::ops::full;
 #[cfg(target_os = "linux")]
 use crate::processes::{UncheckedPool, custom};
 
-/// Longer than a worker may be silent before its stream is closed (4 s), and than a lease
+/// Longer than a worker may be silent before its stream is closed (2.5 s), and than a lease
 /// outlives a lost worker (5 s).
 const PAST_ALL_TIMEOUTS: Duration = Duration::from_secs(11);
 

@@ -155,7 +155,7 @@ fn expired_lease_token_opens_nothing_and_ends_nothing() {
 
 #[test]
 fn suspended_scheduler_ends_no_leases() {
-    /// Longer than a worker's stream may be silent (4 s), and than a lease outlives a lost
+    /// Longer than a worker's stream may be silent (2.5 s), and than a lease outlives a lost
     /// worker (5 s).
     const STOPPED: Duration = Duration::from_secs(12);
     /// Longer than either, and than a worker's longest pause before it registers again.

@@ -15,7 +15,7 @@ use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
 use super::{
-    DeferredValues, SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds,
+    Deferred, DeferredValues, SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds,
     lacking_dtypes::LackingDtypes,
 };
 use crate::locks::lock;
@@ -310,14 +310,22 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             });
             B::stored(handles.collect(), max_copied_bytes)
         })?;
-        Ok(Box::new(move || {
+        let Deferred {
+            stored,
+            copied_bytes,
+        } = stored;
+        let stored = Box::new(move || {
             let stored = tensors.into_iter().zip(stored());
             let checked = stored.map(|(tensor, stored)| {
                 let stored = stored.and_then(|stored| check_declared::<B>(&tensor, stored));
                 (tensor, stored)
             });
             checked.collect()
-        }))
+        });
+        Ok(Deferred {
+            stored,
+            copied_bytes,
+        })
     }
 
     fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {

@@ -68,7 +68,10 @@ impl SessionBackend for Cube {
         max_copied_bytes: u64,
     ) -> Result<DeferredTensors, String> {
         let stored = layout::stored(tensors, max_copied_bytes)?;
-        Ok(Box::new(move || stored))
+        Ok(DeferredTensors {
+            copied_bytes: layout::copied_bytes(&stored),
+            stored: Box::new(move || stored),
+        })
     }
 
     fn restored(

@@ -63,7 +63,10 @@ impl SessionBackend for Flex {
                 range_bytes: None,
             })
         };
-        Ok(Box::new(move || tensors.into_iter().map(stored).collect()))
+        Ok(DeferredTensors {
+            stored: Box::new(move || tensors.into_iter().map(stored).collect()),
+            copied_bytes: 0,
+        })
     }
 
     fn restored(

@@ -12,7 +12,7 @@ use super::{group::Group, members::LeaseMembers, meter::Egress, peer::Peer};
 use crate::locks::lock;
 
 /// A worker from which nothing is received for this long counts as silent. A live worker sends
-/// at least a ping a second.
+/// a ping every 0.5 s.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The other workers of a lease.

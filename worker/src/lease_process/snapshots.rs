@@ -1,13 +1,14 @@
 //! Sends snapshots of sessions to the worker, and has those of earlier processes.
 //!
 //! A snapshot is copied to sealed memory, which the worker keeps when this process dies. Threads
-//! that may block copy it while ops run.
+//! that may block make it of what the session has captured, and copy it, while ops run.
 
 use std::{
     collections::HashMap,
     fs::File,
     io::{self, Read, Seek, Write},
     os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -19,6 +20,7 @@ use tensord_proto::{ids::SessionId, v1::Mark};
 use tokio::{runtime::Handle, sync::mpsc, task::block_in_place};
 
 use crate::{
+    backend::panic_message,
     blobs::shared::{SEALS, unnamed_memory},
     locks::lock,
     process_message::{SnapshotInfo, SnapshotKept},
@@ -37,6 +39,9 @@ const QUEUE: usize = 64;
 
 /// Why a session's snapshot is not kept while another one of it is being kept.
 const STILL_KEEPING: &str = "the previous snapshot is still being kept";
+
+/// Why the snapshot of a session is not kept that has ended meanwhile.
+const SESSION_ENDED: &str = "the session has ended";
 
 /// A message about snapshots for the worker.
 pub(super) enum SnapshotMessage {
@@ -75,8 +80,9 @@ struct PendingSnapshot {
     copying: Duration,
     /// `None` if the session has ended.
     kept: Option<KeptCallback>,
-    /// Taken from when the size is known until the worker has replied, as the worker may be slow to receive the copy.
-    bytes: Option<CopyingBytes>,
+    /// What the device has copied, and from when the size is known the rest of it: taken until the worker has replied,
+    /// as the worker may be slow to receive the copy.
+    bytes: Vec<CopyingBytes>,
 }
 
 impl SnapshotSender {
@@ -184,7 +190,7 @@ impl SnapshotSender {
         captured: Captured,
         key: &SnapshotKey,
     ) -> Result<(), String> {
-        let began = Instant::now();
+        let (began, copied_bytes) = (Instant::now(), captured.copied_bytes());
         let snapshot = captured.into_snapshot().map_err(|e| e.to_string())?;
         let sizes = KeptSizes {
             mark: mark.mark,
@@ -192,36 +198,45 @@ impl SnapshotSender {
             base_bytes: snapshot.base_bytes().map_or(0, sealed_size),
         };
         let new_base = snapshot.new_base_bytes().map_or(0, sealed_size);
-        let bytes = self.begin_copy(sizes.size_bytes + new_base)?;
-        let ended = || "the session has ended".to_owned();
-        self.pending_of(session, |pending| {
-            (pending.sizes, pending.bytes) = (sizes, Some(bytes));
-        })
-        .ok_or_else(ended)?;
+        let bytes = self.begin_copy((sizes.size_bytes + new_base).saturating_sub(copied_bytes))?;
+        let is_needed = self.with_pending(session, mark, |pending| {
+            pending.sizes = sizes;
+            pending.bytes.push(bytes);
+            pending.kept.is_some()
+        });
+        if !is_needed {
+            return Err(SESSION_ENDED.into());
+        }
         let info = SnapshotInfo::new(session, mark, sizes.size_bytes, snapshot.base_id());
         let files = copy(&snapshot, key, info);
         // Before the worker replies, so that the tensors' memory is not held any longer.
         drop(snapshot);
-        let is_needed = self.pending_of(session, |pending| {
+        let is_needed = self.with_pending(session, mark, |pending| {
             pending.copying = began.elapsed();
             pending.kept.is_some()
         });
         let files = files.map_err(|e| format!("cannot copy the snapshot to shared memory: {e}"))?;
-        if is_needed != Some(true) {
-            return Err(ended());
+        if !is_needed {
+            return Err(SESSION_ENDED.into());
         }
         let message = SnapshotMessage::Snapshot(info, files);
         let sent = self.messages.blocking_send(message);
         sent.map_err(|_| "the lease is ending".to_owned())
     }
 
-    /// Calls `call` with the snapshot of a session that is being kept, if there is one.
-    fn pending_of<T>(
+    /// Returns what `call` returns for the snapshot of a session at a mark that is being kept; `false` if there is none:
+    /// the worker may already have it from an earlier process.
+    fn with_pending(
         &self,
         session: SessionId,
-        call: impl FnOnce(&mut PendingSnapshot) -> T,
-    ) -> Option<T> {
-        lock(&self.pending).get_mut(&session).map(call)
+        mark: Mark,
+        call: impl FnOnce(&mut PendingSnapshot) -> bool,
+    ) -> bool {
+        let mut pending = lock(&self.pending);
+        let snapshot = pending.get_mut(&session);
+        snapshot
+            .filter(|it| it.sizes.mark == mark.mark)
+            .is_some_and(call)
     }
 }
 
@@ -263,9 +278,13 @@ impl SnapshotKeeper for SnapshotSender {
         kept: KeptCallback,
     ) {
         // All snapshots of a session are kept by the one thread that executes its ops at a time.
-        if self.pending_of(session, |_| ()).is_some() {
+        if lock(&self.pending).contains_key(&session) {
             return kept(Duration::ZERO, Err(STILL_KEEPING.into()));
         }
+        let bytes = match self.begin_copy(captured.copied_bytes()) {
+            Ok(bytes) => bytes,
+            Err(reason) => return kept(Duration::ZERO, Err(reason)),
+        };
         let pending = PendingSnapshot {
             sizes: KeptSizes {
                 mark: mark.mark,
@@ -273,12 +292,15 @@ impl SnapshotKeeper for SnapshotSender {
             },
             copying: Duration::ZERO,
             kept: Some(kept),
-            bytes: None,
+            bytes: vec![bytes],
         };
         lock(&self.pending).insert(session, pending);
         let runtime = self.runtime.clone();
         runtime.spawn_blocking(move || {
-            let sent = self.copy_and_send(session, mark, *captured, &key);
+            // A panic must not keep the session from later snapshots.
+            let send = || self.copy_and_send(session, mark, *captured, &key);
+            let sent = catch_unwind(AssertUnwindSafe(send));
+            let sent = sent.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())));
             if let Err(reason) = sent {
                 self.finish(session, mark.mark, Err(reason));
             }

@@ -47,26 +47,35 @@ fn cut_is_committed_when_all_sessions_are_ready() {
 }
 
 #[test]
-fn cut_that_sessions_do_not_reach_has_a_beginning() {
+fn cut_that_sessions_do_not_reach_is_reported() {
     let now = Instant::now();
     let mut cuts = two(now);
     commit(&mut cuts, now);
-    assert_eq!(cuts.uncommitted_since(), None);
     let began = now + Duration::from_secs(2);
     assert!(cuts.begin_if_due(began, interval));
-    // No session places a mark, then one does, and the cut is dropped.
-    assert_eq!(cuts.uncommitted_since(), Some(began));
+    // One session places a mark late, and the cut is dropped for another one.
     let placed = began + Duration::from_secs(5);
     let number = cuts.place_mark(0, placed).unwrap();
     answer(&mut cuts, 0, number);
-    let late = placed + CUT_TIMEOUT;
-    assert!(cuts.begin_if_due(late, interval));
-    assert_eq!(cuts.uncommitted_since(), Some(began));
-    let number = cuts.place_mark(0, late).unwrap();
-    assert_eq!(cuts.place_mark(1, late), Some(number));
+    assert!(cuts.begin_if_due(placed + CUT_TIMEOUT, interval));
+    let overdue = began + OVERDUE_AFTER;
+    assert_eq!(cuts.take_overdue(overdue - Duration::from_millis(1)), None);
+    assert_eq!(cuts.take_overdue(overdue), Some(began));
+    assert_eq!(cuts.take_overdue(overdue), None, "it was reported");
+    let later = overdue + REPORT_INTERVAL;
+    assert_eq!(cuts.take_overdue(later), Some(began));
+    // Both go on in another process; the time until then does not count.
+    cuts.opened(0, 1);
+    cuts.opened(1, 1);
+    let again = later + REPORT_INTERVAL;
+    assert!(!cuts.begin_if_due(again, interval));
+    assert_eq!(cuts.take_overdue(again), None);
+    assert_eq!(cuts.take_overdue(again + OVERDUE_AFTER), Some(again));
+    let number = cuts.place_mark(0, again).unwrap();
+    assert_eq!(cuts.place_mark(1, again), Some(number));
     answer(&mut cuts, 0, number);
     answer(&mut cuts, 1, number);
-    assert_eq!(cuts.uncommitted_since(), None);
+    assert_eq!(cuts.take_overdue(again + REPORT_INTERVAL), None);
 }
 
 #[test]

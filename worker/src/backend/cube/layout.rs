@@ -79,6 +79,13 @@ pub(super) fn stored(
     Ok(stored.collect())
 }
 
+/// Returns the bytes of the storages of these tensors.
+pub(super) fn copied_bytes(stored: &StoredTensors) -> u64 {
+    let storages = stored.iter().flatten().map(|stored| &stored.storage);
+    let sizes = storages.map(|storage| (Arc::as_ptr(storage), storage.len() as u64));
+    sizes.collect::<HashMap<_, _>>().into_values().sum()
+}
+
 fn cost(handle: &Handle) -> u64 {
     handle.size_in_used().max(MIN_COST_BYTES)
 }

@@ -16,11 +16,10 @@ use super::{
 
 /// All tensors of a table, in no order. Nothing of it keeps the session's memory charged, so it may be kept while
 /// the session goes on.
-#[derive(Default)]
 pub(crate) struct CapturedTable {
     /// The tensors with a value.
     pub(crate) live: Vec<TensorIr>,
-    /// What is charged for each of them.
+    /// What is charged for each of these.
     pub(crate) charges: Vec<CapturedCharge>,
     /// The tensors that have a fault instead of a value.
     pub(crate) poisoned: Vec<(TensorId, Arc<Fault>)>,
@@ -123,7 +122,7 @@ impl Dataflow {
         self.account.restore_storage(id, bytes)
     }
 
-    /// Adds a tensor that [`capture`](Self::capture) returned, and charges for it.
+    /// Adds a tensor of a snapshot, and charges for it.
     pub(crate) fn restore(&mut self, entry: Entry) -> Result<(), Refusal> {
         match entry {
             Entry::Live {

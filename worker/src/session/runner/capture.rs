@@ -19,7 +19,7 @@ use tensord_proto::{
 
 use super::{
     super::{
-        dataflow::{CapturedCharge, CapturedStorage, CapturedTable},
+        dataflow::{CapturedCharge, CapturedStorage},
         snapshot::{
             ChargeImage, Header, PoisonedImage, SlotImage, Snapshot, SnapshotError, StorageImage,
             TensorImage,
@@ -68,7 +68,12 @@ impl Captured {
         self.outcome.clone()
     }
 
-    /// Returns the snapshot. The caller must not have the session captured again before this returns.
+    /// Returns the bytes of the host's memory into which the device has copied the tensors.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        self.tensors.values.copied_bytes
+    }
+
+    /// Returns the snapshot. Those of a session must be made one after the other, in the order of their marks.
     ///
     /// # Errors
     ///
@@ -95,9 +100,12 @@ impl Captured {
 
 /// The state of a session's tensors and of its random ops, and the faults that no reply has reported.
 pub(super) struct CapturedTensors {
-    pub(super) table: CapturedTable,
-    /// Returns the values of the table's tensors, in order.
+    /// The tensors that have values, in no order.
     pub(super) values: DeferredValues,
+    /// What is charged for each of these.
+    pub(super) charges: Vec<CapturedCharge>,
+    /// The tensors that have a fault instead of a value.
+    pub(super) poisoned: Vec<(TensorId, Arc<Fault>)>,
     pub(super) table_names: usize,
     pub(super) unreported: Vec<Arc<Fault>>,
     pub(super) seed: u64,
@@ -112,12 +120,8 @@ impl CapturedTensors {
     /// When the device has returned other tensors than it was asked for.
     pub(super) fn into_snapshot(self) -> Result<Snapshot, SnapshotError> {
         let mut builder = Builder::default();
-        let CapturedTable {
-            charges,
-            mut poisoned,
-            ..
-        } = self.table;
-        let values = (self.values)();
+        let (charges, mut poisoned) = (self.charges, self.poisoned);
+        let values = (self.values.stored)();
         if values.len() != charges.len() {
             let (returned, tensors) = (values.len(), charges.len());
             let reason = format!("it has returned {returned} tensors of {tensors}");

@@ -63,19 +63,20 @@ impl Interpreter {
         &mut self,
         max_copied_bytes: u64,
     ) -> Result<CapturedTensors, SnapshotError> {
-        let (table, values, table_names) = self.tensors.capture(max_copied_bytes)?;
+        let (table, values) = self.tensors.capture(max_copied_bytes)?;
         let RandomState { seed, draws } = self.random;
         Ok(CapturedTensors {
-            table,
+            charges: table.charges,
+            poisoned: table.poisoned,
             values,
-            table_names,
+            table_names: self.tensors.table_names(),
             unreported: self.unreported.iter().cloned().collect(),
             seed,
             draws,
         })
     }
 
-    /// Restores what [`capture`](Self::capture) returned, in an interpreter without tensors.
+    /// Restores this part of a snapshot, in an interpreter without tensors.
     ///
     /// # Errors
     ///

@@ -108,9 +108,8 @@ impl Tensors {
         self.flow.reserve(bytes)
     }
 
-    /// Returns all tensors of the table but for the list of those that have values, these values in the order of
-    /// what is charged for them (see [`TensorStore::stored`]), and the number of tensors for which the tables are
-    /// charged.
+    /// Captures the table, and the values of its tensors in the order of the table's charges; see
+    /// [`TensorStore::stored`]. The list of the tensors that have values is with these.
     ///
     /// # Errors
     ///
@@ -118,12 +117,17 @@ impl Tensors {
     pub(super) fn capture(
         &mut self,
         max_copied_bytes: u64,
-    ) -> Result<(CapturedTable, DeferredValues, usize), SnapshotError> {
+    ) -> Result<(CapturedTable, DeferredValues), SnapshotError> {
         let mut table = self.flow.capture().ok_or(SnapshotError::Pending)?;
         let (store, live) = (&mut self.store, mem::take(&mut table.live));
         let values = caught(|| store.stored(live, max_copied_bytes));
         let values = values.map_err(SnapshotError::Device)?;
-        Ok((table, values, self.flow.table_names()))
+        Ok((table, values))
+    }
+
+    /// Returns the number of tensors for which the tables are charged.
+    pub(super) fn table_names(&self) -> usize {
+        self.flow.table_names()
     }
 
     /// Charges for tables with room for `names` tensors.

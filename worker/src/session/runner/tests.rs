@@ -181,7 +181,11 @@ impl Program {
             let bytes = stored.storage.to_vec();
             (tensor.clone(), stored.strides, stored.offset, bytes)
         };
-        self.live.iter().zip(stored()).map(layout).collect()
+        self.live
+            .iter()
+            .zip((stored.stored)())
+            .map(layout)
+            .collect()
     }
 
     /// Returns the faults that no reply has reported.
@@ -274,6 +278,32 @@ proptest! {
             prop_assert_eq!(moved.layouts(), program.layouts(), "after {}", &description);
         }
         prop_assert_eq!(moved.unreported(), program.unreported());
+    }
+
+    #[test]
+    fn snapshot_that_is_made_later_has_the_state_of_its_mark(
+        steps in steps(),
+        marks in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let mut program = Program::new();
+        let bytes = |captured: capture::CapturedTensors| {
+            let mut bytes = Vec::new();
+            captured.into_snapshot().unwrap().write(&mut bytes).unwrap();
+            bytes
+        };
+        let (mut pending, count) = (None, steps.len());
+        for (number, (step, last)) in steps.into_iter().enumerate() {
+            if marks.iter().any(|index| index.index(count) == number) {
+                let at_once = bytes(program.interpreter.capture(0).unwrap());
+                let later = program.interpreter.capture(0).unwrap();
+                if let Some((expected, captured)) = pending.replace((at_once, later)) {
+                    prop_assert!(bytes(captured) == expected);
+                }
+            }
+            program.step(step, last);
+        }
+        let (expected, captured) = pending.expect("there is a mark");
+        prop_assert!(bytes(captured) == expected);
     }
 }
 

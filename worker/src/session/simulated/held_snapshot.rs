@@ -14,7 +14,6 @@ use crate::{
     session::{
         Captured, KeptCallback, SnapshotKeeper,
         sealed_snapshot::{SnapshotKey, sealed_size},
-        snapshot::Snapshot,
     },
 };
 
@@ -25,7 +24,7 @@ pub(super) struct HeldSnapshot(Mutex<Option<Keeping>>);
 /// How far a snapshot has got.
 enum Keeping {
     /// The worker does not have it.
-    Captured(SnapshotInfo, Box<Snapshot>, SnapshotKey, KeptCallback),
+    Captured(SessionId, Mark, Box<Captured>, SnapshotKey, KeptCallback),
     /// The worker is to reply to it.
     Sent(u64, KeptCallback),
 }
@@ -39,7 +38,10 @@ impl HeldSnapshot {
     pub(super) fn copy(&self) -> Option<(SnapshotInfo, SealedFiles)> {
         let mut held = lock(&self.0);
         match held.take()? {
-            Keeping::Captured(info, snapshot, key, kept) => {
+            Keeping::Captured(session, mark, captured, key, kept) => {
+                let snapshot = captured.into_snapshot().expect("Flex captures all");
+                let size_bytes = sealed_size(snapshot.size_bytes());
+                let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
                 let copied = copy(&snapshot, &key, info).expect("there is memory");
                 *held = Some(Keeping::Sent(info.mark, kept));
                 Some((info, copied))
@@ -58,8 +60,7 @@ impl HeldSnapshot {
         let mut held = lock(&self.0);
         match held.take() {
             Some(
-                Keeping::Captured(SnapshotInfo { mark, .. }, _, _, kept)
-                | Keeping::Sent(mark, kept),
+                Keeping::Captured(_, Mark { mark, .. }, _, _, kept) | Keeping::Sent(mark, kept),
             ) if mark == replied => Some(kept),
             other => {
                 *held = other;
@@ -88,13 +89,7 @@ impl SnapshotKeeper for HeldSnapshot {
             let reason = "the previous snapshot is still being kept";
             return kept(Duration::ZERO, Err(reason.into()));
         }
-        let snapshot = match captured.into_snapshot() {
-            Ok(snapshot) => Box::new(snapshot),
-            Err(e) => return kept(Duration::ZERO, Err(e.to_string())),
-        };
-        let size_bytes = sealed_size(snapshot.size_bytes());
-        let info = SnapshotInfo::new(session, mark, size_bytes, snapshot.base_id());
-        *held = Some(Keeping::Captured(info, snapshot, key, kept));
+        *held = Some(Keeping::Captured(session, mark, captured, key, kept));
     }
 
     fn forget(self: Arc<Self>, _: SessionId) {
