@@ -682,6 +682,9 @@ impl World {
         let policy = self.policy.clone();
         self.engine
             .handle(Event::SetPolicy { policy }, at(self.now));
+        self.snapshot = self.engine.snapshot();
+        self.order.clear();
+        self.reserved.clear();
         self.leases = None;
         self.waiting.clear();
         for worker in &mut self.workers {

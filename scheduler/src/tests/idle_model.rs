@@ -103,7 +103,7 @@ impl World {
                 );
             }
         }
-        let first = self.expected_order().first().copied();
+        let first = self.order.first().copied();
         let is_whole = |at: usize| self.waiting[at].demand.share_permille.is_none();
         if let Some((first, _)) = first.filter(|(at, _)| !has_leases && is_whole(*at)) {
             self.check_first_request(&self.waiting[first]);
@@ -114,7 +114,7 @@ impl World {
     /// come. If it is the only one, and leases were suspended for it, no better choice was possible.
     fn check_first_request(&self, first: &SimRequest) {
         let wanted = first.demand.devices as usize;
-        let order = self.expected_order();
+        let order = &self.order;
         let is_guaranteed = order
             .iter()
             .any(|(at, is_guaranteed)| *is_guaranteed && self.waiting[*at].lease == first.lease);

@@ -56,8 +56,8 @@ impl World {
 
     /// The engine has exactly the expected workers.
     fn check_workers(&self) {
-        let snapshot = self.engine.snapshot().workers.into_iter().map(|worker| {
-            let devices = worker.devices.into_iter().map(|device| device.device);
+        let snapshot = self.snapshot.workers.iter().map(|worker| {
+            let devices = worker.devices.iter().map(|device| device.device.clone());
             let devices: Vec<_> = devices.collect();
             let flags = (worker.connected, worker.draining);
             let last_beat = worker.last_beat.as_millis();
@@ -74,7 +74,7 @@ impl World {
     /// Each leased device belongs to exactly one lease, and each device of a lease exists
     /// if its worker has joined.
     fn check_devices(&self) {
-        let snapshot = self.engine.snapshot();
+        let snapshot = &self.snapshot;
         assert_eq!(snapshot.leases, self.engine.leases().len());
         let mut leased = BTreeSet::new();
         let mut here = BTreeSet::new();
@@ -103,7 +103,7 @@ impl World {
     /// has received `EndLease`, and the device is free once the worker has replied. The
     /// devices out of service are exactly the broken ones.
     fn check_ending(&self) {
-        for worker in &self.engine.snapshot().workers {
+        for worker in &self.snapshot.workers {
             let real = &self.workers[worker.worker.0 as usize];
             for (index, device) in (0..).zip(&worker.devices) {
                 let is_busy = real.busy.iter().any(|(_, busy)| *busy == index);
@@ -121,7 +121,7 @@ impl World {
     /// No pending request fits, can never fit, or has ended, and every client has received
     /// its current positions.
     fn check_waiting(&self) {
-        assert_eq!(self.engine.snapshot().waiting_requests, self.waiting.len());
+        assert_eq!(self.snapshot.waiting_requests, self.waiting.len());
         assert!(self.waiting.len() <= MAX_WAITING);
         for client in 0..self.clients.len() {
             let waiting = self
@@ -135,7 +135,7 @@ impl World {
         let shown = shown.filter(|it| matches!(it.waiter, Waiter::Request { .. }));
         let shown: Vec<_> = shown.collect();
         assert_eq!(shown.len(), self.waiting.len());
-        for (position, (index, is_guaranteed)) in (1..).zip(self.expected_order()) {
+        for (position, (index, is_guaranteed)) in (1..).zip(self.order.iter().copied()) {
             let waiting = &self.waiting[index];
             let (reported, reason) = waiting.reported.expect("it was reported");
             // Otherwise positions are reported with the next event that puts the requests in order.
@@ -251,10 +251,14 @@ impl World {
 
     /// Once all workers and clients have gone, no state is left.
     pub(super) fn check_nothing_left(&self) {
-        let snapshot = self.engine.snapshot();
+        let snapshot = &self.snapshot;
         assert_eq!(
-            (snapshot.workers, snapshot.leases, snapshot.waiting_requests),
-            (vec![], 0, 0)
+            (
+                &snapshot.workers,
+                snapshot.leases,
+                snapshot.waiting_requests
+            ),
+            (&vec![], 0, 0)
         );
         assert_eq!(self.engine.attached_clients(), 0);
         assert_eq!(self.engine.leases().ended_len(), 0);
@@ -389,13 +393,11 @@ impl World {
 
     /// Returns the devices that a lease could get now.
     pub(super) fn free(&self) -> BTreeSet<DeviceRef> {
-        let workers = self.engine.snapshot().workers;
-        let workers = workers
-            .into_iter()
-            .filter(|worker| worker.connected && !worker.draining);
+        let workers = self.snapshot.workers.iter();
+        let workers = workers.filter(|worker| worker.connected && !worker.draining);
         workers
             .flat_map(|worker| {
-                let free = (0..).zip(worker.devices).filter(|(_, device)| {
+                let free = (0..).zip(&worker.devices).filter(|(_, device)| {
                     device.leases.is_empty() && !device.ending && device.out_of_service.is_none()
                 });
                 free.map(move |(index, _)| DeviceRef {

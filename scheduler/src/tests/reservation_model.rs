@@ -14,10 +14,10 @@ use crate::pool::DeviceClass;
 pub(super) const RESERVE_AFTER: u64 = 3_000;
 
 /// A device without its name, which makes no difference.
-type Class = (String, u64, Option<([u8; 16], bool)>);
+pub(super) type Class = (String, u64, Option<([u8; 16], bool)>);
 
 /// What is reserved for a request.
-type Reserved = BTreeMap<LeaseId, BTreeSet<Class>>;
+pub(super) type Reserved = BTreeMap<LeaseId, BTreeSet<Class>>;
 
 fn class_of(device: &DeviceSpec) -> Class {
     let fingerprint = device.fingerprint.map(|it| (it.hash, it.is_exact));
@@ -40,7 +40,7 @@ impl World {
     fn expected_reservations(&self) -> Reserved {
         let mut unclaimed: BTreeSet<_> = self.offered().map(class_of).collect();
         let mut reserved = Reserved::new();
-        let order = self.expected_order().into_iter();
+        let order = self.order.iter().copied();
         let guaranteed = order.filter(|(_, is_guaranteed)| *is_guaranteed);
         let guaranteed: Vec<_> = guaranteed.map(|(index, _)| index).collect();
         for index in guaranteed.into_iter().chain(self.reservation_order()) {
@@ -73,8 +73,7 @@ impl World {
     /// beyond them.
     fn is_head(&self, index: usize) -> bool {
         let waiting = &self.waiting[index];
-        let guaranteed = self.expected_order();
-        let is_guaranteed = |other: usize| guaranteed.contains(&(other, true));
+        let is_guaranteed = |other: usize| self.order.contains(&(other, true));
         let shape = Shape::of(&waiting.demand);
         let mut others = (0..).zip(&self.waiting);
         !others.any(|(at, other)| {
@@ -89,13 +88,13 @@ impl World {
     /// Returns the requests beyond guarantees that are not for spot leases, in the order in which they get
     /// reservations.
     pub(super) fn reservation_order(&self) -> Vec<usize> {
-        let order = self.expected_order();
+        let order = self.order.iter().copied();
         // Spot leases do not count.
         let mut used = self.engine.used_by_tenants().clone();
         for (tenant, spot) in self.engine.used_for_spot() {
             used.get_mut(tenant).unwrap().subtract(spot);
         }
-        let (guaranteed, rest): (Vec<_>, Vec<_>) = order.into_iter().partition(|(_, it)| *it);
+        let (guaranteed, rest): (Vec<_>, Vec<_>) = order.partition(|(_, it)| *it);
         for (index, _) in guaranteed {
             self.add_guaranteed_to(&mut used, index);
         }
@@ -197,8 +196,7 @@ impl World {
     /// Returns whether a request that is not within a guarantee may get a device, as far as reservations are
     /// concerned.
     pub(super) fn may_pass(&self, waiting: &SimRequest, device: &DeviceSpec) -> bool {
-        let reserved = self.reserved_now();
-        let mut others = reserved.iter().filter(|(of, _)| **of != waiting.lease);
+        let mut others = self.reserved.iter().filter(|(of, _)| **of != waiting.lease);
         let order = self.reservation_order();
         let place = |lease: LeaseId| order.iter().position(|at| self.waiting[*at].lease == lease);
         let is_free = |(of, classes): (&LeaseId, &BTreeSet<Class>)| {
@@ -224,16 +222,12 @@ impl World {
     /// Reservations are as they must be, and of those for which there are enough devices, none waits.
     pub(super) fn check_reservations(&self) {
         let expected = self.expected_reservations();
-        assert_eq!(self.reserved_now(), expected);
+        assert_eq!(self.reserved, expected);
         if self.leases.is_none() {
             return;
         }
         // Requests within guarantees get devices first.
-        if self
-            .expected_order()
-            .iter()
-            .any(|(_, is_guaranteed)| *is_guaranteed)
-        {
+        if self.order.iter().any(|(_, is_guaranteed)| *is_guaranteed) {
             return;
         }
         // Only as of the last event in which something could have changed.
@@ -266,7 +260,7 @@ pub(super) struct Before {
 
 impl World {
     /// Returns what is reserved now, by the engine.
-    fn reserved_now(&self) -> Reserved {
+    pub(super) fn reserved_now(&self) -> Reserved {
         let reserved = self.engine.reserved_now().into_iter();
         let classes =
             |classes: BTreeSet<DeviceClass>| classes.iter().map(|it| class_of(it)).collect();
@@ -275,7 +269,7 @@ impl World {
 
     /// Returns what is reserved now, and which requests of the same tenants come later.
     pub(super) fn before(&self) -> Before {
-        let reserved = self.reserved_now();
+        let reserved = self.reserved.clone();
         let mut later = BTreeMap::new();
         for lease in reserved.keys() {
             let mut waiting = self.waiting.iter();
@@ -303,7 +297,7 @@ impl World {
         devices: &[DeviceSpec],
         has_reclaimed: bool,
     ) {
-        let now = self.reserved_now();
+        let now = &self.reserved;
         for (lease, classes) in &before.reserved {
             let still = now.get(lease).is_some_and(|it| it == classes);
             let is_later = before

@@ -59,8 +59,8 @@ pub(super) fn check_shares(device: &DeviceSpec, shares: &[Option<DeviceShare>]) 
 impl World {
     /// No device has more leases than there is of it, ended ones included that have not left it.
     pub(super) fn check_sharing(&self) {
-        for worker in self.engine.snapshot().workers {
-            for (index, device) in (0..).zip(worker.devices) {
+        for worker in &self.snapshot.workers {
+            for (index, device) in (0..).zip(&worker.devices) {
                 let shares = device.leases.iter().map(|(_, share)| *share);
                 let shares: Vec<_> = shares.collect();
                 check_shares(&device.device, &shares);
@@ -73,7 +73,7 @@ impl World {
                     let memory_bytes = u64::MAX;
                     let of_any_memory = DeviceSpec {
                         memory_bytes,
-                        ..device.device
+                        ..device.device.clone()
                     };
                     check_shares(&of_any_memory, &all);
                 }
@@ -125,10 +125,10 @@ impl World {
         with_ending: bool,
         lease: LeaseId,
     ) -> BTreeSet<DeviceRef> {
-        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = self.snapshot.workers.iter();
         let workers = workers.filter(|worker| worker.connected && !worker.draining);
         let devices = workers.flat_map(|worker| {
-            let devices = (0..).zip(worker.devices);
+            let devices = (0..).zip(&worker.devices);
             devices.map(move |(index, it)| (device_ref(worker.worker.0, index), it))
         });
         let with_room = devices.filter(|(at, it)| {
@@ -158,10 +158,10 @@ impl World {
 
     /// Returns whether all leases that have a device, or shares of it, are among these.
     pub(super) fn has_only(&self, device_ref: DeviceRef, leases: &BTreeSet<LeaseId>) -> bool {
-        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = self.snapshot.workers.iter();
         let mut devices = workers
             .filter(|it| it.worker == device_ref.worker)
-            .flat_map(|it| it.devices.into_iter().nth(device_ref.index as usize));
+            .flat_map(|it| it.devices.get(device_ref.index as usize));
         devices.any(|it| it.leases.iter().all(|(lease, _)| leases.contains(lease)))
     }
 }

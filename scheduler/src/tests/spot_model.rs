@@ -103,7 +103,7 @@ impl World {
             .owner
             .is_some_and(|id| self.clients.iter().any(|it| it.attached && it.id == id.0));
         // A request with a reservation may come before, and take what is coming.
-        let is_reserved = !self.engine.reserved_now().is_empty();
+        let is_reserved = !self.reserved.is_empty();
         if !attached || is_reserved || first.parts.len() != 1 || self.is_over_limit(first) {
             return;
         }
@@ -157,9 +157,9 @@ impl World {
         if self.leases.is_none() {
             return;
         }
-        let order = self.expected_order();
+        let order = &self.order;
         let has_guaranteed = order.iter().any(|(_, is_guaranteed)| *is_guaranteed);
-        let is_other = has_guaranteed || !self.engine.reserved_now().is_empty();
+        let is_other = has_guaranteed || !self.reserved.is_empty();
         // They make room in the order of reservations, in which they do not count: otherwise another request could be
         // the first once some have made room.
         let first = self.reservation_order().into_iter().next();
@@ -181,13 +181,13 @@ impl World {
     /// allow them without spot leases of the tenant that have run for long enough, and there will not be enough within
     /// the limit anyway.
     pub(super) fn check_own_spot(&self) {
-        let first = self.expected_order().first().copied();
+        let first = self.order.first().copied();
         let (Some((first, _)), Some(leases)) = (first, &self.leases) else {
             return;
         };
         let first = &self.waiting[first];
         let tenant = tenant_of(first.client);
-        if first.demand.is_spot || !self.engine.reserved_now().is_empty() {
+        if first.demand.is_spot || !self.reserved.is_empty() {
             return;
         }
         let own = leases.iter().filter(|(id, lease)| {

@@ -460,7 +460,7 @@ impl World {
     /// The first request within a guarantee that waits has no devices to come, and there are too few leases
     /// that could be suspended for it. Devices are held back for entitled requests only.
     pub(super) fn check_reclaims(&self) {
-        let guaranteed = self.expected_order().into_iter();
+        let guaranteed = self.order.iter().copied();
         let guaranteed = guaranteed.filter(|(_, is_guaranteed)| *is_guaranteed);
         let guaranteed: Vec<_> = guaranteed.map(|(at, _)| &self.waiting[at]).collect();
         let holders = self.engine.held_back().values().flatten();
@@ -509,7 +509,7 @@ impl World {
     /// What the first request within a guarantee needs of devices that leases share is held back for it as soon as
     /// all those that could be suspended are enough, however short they have run. So its wait has an end.
     pub(super) fn check_room_is_held_back(&self) {
-        let first = self.expected_order().into_iter().next();
+        let first = self.order.first().copied();
         let first = first.filter(|(_, is_guaranteed)| *is_guaranteed);
         let (Some((first, _)), Some(leases)) = (first, &self.leases) else {
             return;
@@ -648,10 +648,10 @@ impl World {
 
     /// Returns the devices that are free or will be.
     pub(super) fn coming(&self) -> Vec<DeviceRef> {
-        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = self.snapshot.workers.iter();
         let workers = workers.filter(|worker| worker.connected && !worker.draining);
         let devices = workers.flat_map(|worker| {
-            let devices = (0..).zip(worker.devices);
+            let devices = (0..).zip(&worker.devices);
             let coming =
                 devices.filter(|(_, it)| it.leases.is_empty() && it.out_of_service.is_none());
             let id = worker.worker.0;
@@ -662,7 +662,7 @@ impl World {
 
     /// Returns whether a new lease could get a device if it were free.
     pub(super) fn is_usable(&self, device_ref: DeviceRef) -> bool {
-        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = self.snapshot.workers.iter();
         let mut workers = workers.filter(|worker| worker.worker == device_ref.worker);
         workers.any(|worker| {
             let device = &worker.devices[device_ref.index as usize];

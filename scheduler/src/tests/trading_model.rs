@@ -81,7 +81,7 @@ fn is_loss(command: &Command) -> bool {
 impl World {
     /// Returns what an event may change other than by the engine's decisions.
     pub(super) fn pool_now(&self) -> Pool {
-        let workers = self.engine.snapshot().workers.into_iter();
+        let workers = self.snapshot.workers.iter();
         Pool {
             workers: workers
                 .map(|it| (it.worker, it.connected, it.draining))

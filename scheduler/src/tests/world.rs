@@ -10,16 +10,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::share::DeviceShare;
 
-use super::reservation_model::RESERVE_AFTER;
+use super::reservation_model::{RESERVE_AFTER, Reserved};
 use super::share_model::{check_shares, needs_of};
 use super::trading_model::Trades;
 use super::*;
 use crate::device::Share;
 use crate::lease::{Keeper, SuspendedPart};
-use crate::{Amounts, LeaseRecord, RecordChange};
+use crate::{Amounts, LeaseRecord, RecordChange, Snapshot};
 
 pub(super) struct World {
     pub(super) engine: Engine,
+    /// The pool after the last event, as people see it. To take it anew for each check would take most of the time.
+    pub(super) snapshot: Snapshot,
+    /// The order of the requests after the last event, for the same reason.
+    pub(super) order: Vec<(usize, bool)>,
+    /// What was reserved after the last event, by the engine.
+    pub(super) reserved: Reserved,
     pub(super) now: u64,
     /// The last number used for a stream, request or lease.
     last_number: u64,
@@ -256,8 +262,12 @@ impl World {
             leases: BTreeSet::new(),
             tokens: BTreeMap::new(),
         };
+        let engine = engine_at(0, 1);
         Self {
-            engine: engine_at(0, 1),
+            snapshot: engine.snapshot(),
+            order: Vec::new(),
+            reserved: Reserved::new(),
+            engine,
             now: 0,
             last_number: 0,
             workers: (0..).take(workers).map(worker).collect(),
@@ -295,6 +305,7 @@ impl World {
         let before = self.before();
         let pool_before = self.pool_now();
         let commands = self.engine.handle(event.clone(), at(self.now));
+        self.snapshot = self.engine.snapshot();
         self.earlier_records.clone_from(&self.records);
         for RecordChange { lease, record, .. } in self.engine.take_record_changes() {
             match record {
@@ -318,6 +329,8 @@ impl World {
             lease.parts = known.map_or_else(Vec::new, |known| known.parts.clone());
             lease.passed = known.map_or_else(BTreeSet::new, |known| known.passed.clone());
         }
+        self.order = self.expected_order();
+        self.reserved = self.reserved_now();
         self.check_invariants();
         let leases = self.engine.leases().iter();
         self.charges
