@@ -119,12 +119,29 @@ pub(super) fn take_away(used: &mut BTreeMap<TenantName, Amounts>, lease: &Borrow
     }
 }
 
-/// Returns the fewest of these leases that have `missing` useful devices together, which all have.
-pub(super) fn fewest(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
+/// Returns the fewest of these leases that have `missing` useful devices together, which all have. Several that share a
+/// device are more than one lease with devices, of which some may not be needed.
+pub(super) fn fewest(candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
+    let is_single = |victim: &Victim| victim.leases.len() == 1;
+    let (mut single, sharing): (Vec<_>, Vec<_>) = candidates.into_iter().partition(is_single);
+    let of_single = single.iter().map(|victim| victim.useful).sum();
+    match missing.checked_sub(of_single) {
+        None | Some(0) => fewest_victims(single, missing),
+        Some(missing) => {
+            single.extend(fewest_victims(sharing, missing));
+            single
+        }
+    }
+}
+
+/// Returns the fewest of these victims that have `missing` useful devices together.
+fn fewest_victims(mut candidates: Vec<Victim>, missing: usize) -> Vec<Victim> {
     candidates.sort_by_key(|victim| {
         let by_share = (Reverse(victim.tenant_share), Reverse(victim.granted_at));
-        let size = (victim.useful, victim.leases.len(), victim.devices.len());
-        (size, victim.ends, by_share, victim.leases.clone())
+        let size = (victim.leases.len(), victim.devices.len());
+        // Of equally useful ones, spot leases go first.
+        let kind = (!victim.is_spot, size, victim.ends);
+        (victim.useful, kind, by_share, victim.leases.clone())
     });
     let mut chosen = Vec::new();
     let mut left = missing;
@@ -186,6 +203,54 @@ mod tests {
         check(&[(1, 0.5, 3), (1, 0.5, 7), (1, 0.5, 5)], 1, &[1]);
         check(&[(1, 0.5, 7), (1, 0.5, 7)], 1, &[0]);
         check(&[(2, 0.2, 9), (2, 0.5, 0), (2, 0.4, 9)], 4, &[1, 2]);
+    }
+
+    /// Lease 1 has so many devices, and others share one device each.
+    #[track_caller]
+    fn check_sharing(devices: u32, sharing: &[&[u64]], missing: usize, expected: &[&[u64]]) {
+        let victim = |leases: &[u64], count| Victim {
+            leases: leases.iter().copied().map(LeaseId).collect(),
+            shared: None,
+            shares: Vec::new(),
+            devices: (0..count).map(|at| device_ref(leases[0], at)).collect(),
+            useful: count as usize,
+            is_spot: false,
+            ends: false,
+            tenant_share: 0,
+            granted_at: at(0),
+        };
+        let sharing = sharing.iter().map(|leases| victim(leases, 1));
+        let chosen = fewest(sharing.chain([victim(&[1], devices)]).collect(), missing);
+        let chosen = chosen
+            .iter()
+            .map(|it| it.leases.iter().map(|it| it.0).collect());
+        assert_eq!(chosen.collect::<Vec<Vec<_>>>(), expected);
+    }
+
+    #[test]
+    fn leases_that_share_a_device_are_spared_if_fewer_are_enough() {
+        check_sharing(2, &[&[2, 3]], 1, &[&[1]]);
+        check_sharing(2, &[&[2]], 1, &[&[2]]);
+        check_sharing(2, &[&[2, 3, 4], &[5, 6]], 3, &[&[1], &[5, 6]]);
+    }
+
+    #[test]
+    fn a_spot_lease_goes_before_another_one_that_is_as_useful() {
+        let victim = |lease, is_spot| Victim {
+            leases: vec![LeaseId(lease)],
+            shared: None,
+            shares: Vec::new(),
+            devices: [device_ref(lease, 0)].into(),
+            useful: 1,
+            is_spot,
+            ends: false,
+            tenant_share: 0,
+            granted_at: at(0),
+        };
+        let victims = vec![victim(1, false), victim(2, false), victim(3, true)];
+        let chosen = fewest(victims, 2);
+        let chosen: Vec<_> = chosen.iter().map(|it| it.leases[0].0).collect();
+        assert_eq!(chosen, [3, 1]);
     }
 
     #[test]
