@@ -5,12 +5,14 @@
 //! client or worker uses the stream of its own number.
 
 mod actions;
+mod bound_model;
 mod clients;
 mod commands;
 mod durable;
 mod durable_world;
 mod durations;
 mod ending;
+mod found_choices;
 mod found_moves;
 mod found_sequences;
 mod grants;
@@ -28,6 +30,7 @@ mod records;
 mod reservation_model;
 mod reservations;
 mod restart;
+mod room_model;
 mod several_workers;
 mod share_model;
 mod shared_reclaim;
@@ -39,6 +42,7 @@ mod suspension;
 mod tenant_model;
 mod tenants;
 mod trading_model;
+mod victim_model;
 mod waiting;
 mod workers;
 mod world;

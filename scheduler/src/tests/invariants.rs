@@ -25,6 +25,7 @@ impl World {
         self.check_keepers();
         self.check_charges();
         self.check_reclaims();
+        self.check_guaranteed();
         self.check_room_is_held_back();
         self.check_reservations();
         self.check_spot();

@@ -19,7 +19,7 @@ pub(super) type Class = (String, u64, Option<([u8; 16], bool)>);
 /// What is reserved for a request.
 pub(super) type Reserved = BTreeMap<LeaseId, BTreeSet<Class>>;
 
-fn class_of(device: &DeviceSpec) -> Class {
+pub(super) fn class_of(device: &DeviceSpec) -> Class {
     let fingerprint = device.fingerprint.map(|it| (it.hash, it.is_exact));
     (device.kind.clone(), device.memory_bytes, fingerprint)
 }

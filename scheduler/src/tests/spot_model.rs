@@ -1,15 +1,14 @@
 //! The test's own model of spot leases, which give their devices to all other requests.
 
 use super::share_model::needs_of;
-use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
+use super::world::{SimLease, World, meets_demand, tenant_of};
 use super::*;
 use crate::lease::{Lease, Standing};
 use crate::reason::CannotMove;
 
 impl World {
-    /// The engine has ended a lease that could not be suspended: it has run for long enough, and a request waits that
-    /// could get a device of it; if it is no spot lease, it is borrowed, its request said that it may end, and the
-    /// request that waits is one for which it could be suspended.
+    /// The engine has ended a lease that could not be suspended: it has run for long enough, and is borrowed; if it is no
+    /// spot lease, its request said that it may end. For what it has is checked after the event (`victim_model.rs`).
     pub(super) fn end_reclaimed(&mut self, id: LeaseId) {
         let is_known = self.leases.iter().flatten().any(|(known, _)| *known == id);
         let is_borrowed = is_known && self.is_borrowed(id);
@@ -29,18 +28,7 @@ impl World {
             self.now >= lease.running_since + least,
             "{id} has just begun"
         );
-        let mut waiting = self.waiting.iter();
-        let is_for_request = waiting.any(|it| {
-            let is_other = tenant_of(it.client) != tenant_of(lease.client);
-            let is_entitled = is_other || lease.passed.contains(&it.lease);
-            let is_for = match lease.is_spot {
-                true => !it.demand.is_spot,
-                false => is_entitled,
-            };
-            is_for && self.has_device_for(&lease, it)
-        });
-        let is_for_lease = lease.is_spot && self.is_for_lease(&lease);
-        assert!(is_for_request || is_for_lease, "{id} ends for nothing");
+        self.add_victim(id, lease);
     }
 
     /// Returns how long a lease runs in ms before it ends for others, if it may; `None` if it could be suspended, now
@@ -140,17 +128,6 @@ impl World {
         );
     }
 
-    fn has_device_for(&self, lease: &SimLease, waiting: &SimRequest) -> bool {
-        // It may be in the way of a request of its own tenant because of the limit alone.
-        let is_own = tenant_of(lease.client) == tenant_of(waiting.client);
-        let mut devices = lease.lease_devices.iter().map(|it| self.device(*it));
-        is_own
-            || devices.any(|device| {
-                // The engine may have granted it others since, which its tenant had no room for before.
-                meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
-            })
-    }
-
     /// If no request is entitled to devices otherwise, none waits that is not for a spot lease and would have
     /// enough with those of spot leases that have run for long enough.
     pub(super) fn check_spot(&self) {
@@ -217,7 +194,7 @@ impl World {
     }
 
     /// Returns whether a lease is a spot lease that has run for long enough to be suspended, or else to end.
-    fn is_spot_due(&self, id: LeaseId, lease: &SimLease) -> bool {
+    pub(super) fn is_spot_due(&self, id: LeaseId, lease: &SimLease) -> bool {
         let can_suspend = self.engine.check_suspend(id, Suspender::Administrator);
         let runs_for = match can_suspend {
             Ok(()) => Some(10_000),

@@ -65,6 +65,21 @@ impl World {
         self.is_allowed_beside(waiting, device, (count, bytes - gone.memory_bytes))
     }
 
+    /// As [`is_allowed`](Self::is_allowed) in addition to what its tenant has, if that were `more`, and `less`.
+    pub(super) fn is_allowed_with(
+        &self,
+        waiting: &SimRequest,
+        device: &DeviceSpec,
+        more: &Amounts,
+        less: &Amounts,
+    ) -> bool {
+        let (count, bytes) = self.used(&tenant_of(waiting.client), &device.kind);
+        let of_kind = |it: &Amounts| it.permille.get(&device.kind).copied().unwrap_or_default();
+        let count = count + of_kind(more) - of_kind(less);
+        let bytes = bytes + more.memory_bytes - less.memory_bytes;
+        self.is_allowed_beside(waiting, device, (count, bytes))
+    }
+
     fn is_allowed_beside(
         &self,
         waiting: &SimRequest,
@@ -176,7 +191,7 @@ impl World {
     }
 
     /// Returns the most that a request could have, as far as limits are concerned.
-    fn most_of(&self, waiting: &SimRequest) -> Amounts {
+    pub(super) fn most_of(&self, waiting: &SimRequest) -> Amounts {
         let mut most = Amounts::default();
         let wanted = u64::from(waiting.demand.devices);
         for device in self.offered() {
@@ -376,8 +391,8 @@ impl World {
         used.memory_bytes += u128::from(count) * u128::from(waiting.demand.memory_bytes);
     }
 
-    /// The engine has suspended a lease for a request: it was beyond its tenant's guarantee, has run for long
-    /// enough, and has devices that the request waits for, which is of another tenant, or was passed.
+    /// The engine has suspended a lease for something that waits: it was beyond its tenant's guarantee, and has run for
+    /// long enough. For what it has is checked after the event (`victim_model.rs`).
     pub(super) fn reclaim(&mut self, id: LeaseId) {
         let is_new = |lease: &&SimLease| !lease.is_suspended;
         let known = self.leases.as_ref().and_then(|leases| leases.get(&id));
@@ -387,29 +402,8 @@ impl World {
                 "{id} has just begun"
             );
             assert!(self.is_borrowed(id), "{id} is within the guarantee");
-            let devices: Vec<_> = lease
-                .lease_devices
-                .iter()
-                .map(|it| self.device(*it))
-                .collect();
-            let mut waiting = self.waiting.iter();
-            let is_for_request = waiting.any(|waiting| {
-                // What its tenant had at that moment is not known: it may have been granted in this event.
-                let fits = |device: &&DeviceSpec| {
-                    meets_demand(device, &waiting.demand) && self.is_allowed(waiting, device, false)
-                };
-                let is_passed = lease.passed.contains(&waiting.lease);
-                let is_other = tenant_of(waiting.client) != tenant_of(lease.client);
-                let is_spot = lease.is_spot && !waiting.demand.is_spot;
-                // It may be in the way because of the limit alone.
-                let is_limited = is_spot && !is_other;
-                is_limited || (is_passed || is_other || is_spot) && devices.iter().any(fits)
-            });
-            let is_for_lease = lease.is_spot && self.is_for_lease(lease);
-            assert!(
-                is_for_request || is_for_lease,
-                "{id} makes room for nothing"
-            );
+            let lease = lease.clone();
+            self.add_victim(id, lease);
         }
         let leases = self.leases.as_mut();
         if let Some(lease) = leases.and_then(|leases| leases.get_mut(&id)) {

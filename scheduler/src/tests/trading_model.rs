@@ -45,7 +45,7 @@ pub(super) struct Trades {
 
 /// The workers that leases may use, before an event, and the leases.
 pub(super) struct Pool {
-    workers: Vec<(WorkerId, bool, bool)>,
+    pub(super) workers: Vec<(WorkerId, bool, bool)>,
     leases: BTreeSet<LeaseId>,
 }
 
@@ -93,7 +93,7 @@ impl World {
     /// No two leases have made room for each other since the last change of demand, and the potential has not risen
     /// by this event; it has fallen if leases made room.
     pub(super) fn check_trades(&mut self, event: &Event, commands: &[Command], before: &Pool) {
-        let made_room = self.engine.take_made_room();
+        let made_room = self.made_room_for.clone();
         if self.leases.is_none() {
             return;
         }

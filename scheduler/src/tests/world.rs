@@ -10,9 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::share::DeviceShare;
 
+use super::bound_model::Bound;
 use super::reservation_model::{RESERVE_AFTER, Reserved};
+use super::room_model::Right;
 use super::share_model::{check_shares, needs_of};
 use super::trading_model::Trades;
+use super::victim_model::Victim;
 use super::*;
 use crate::device::Share;
 use crate::lease::{Keeper, SuspendedPart};
@@ -55,10 +58,21 @@ pub(super) struct World {
     pub(super) commanded: Option<LeaseId>,
     /// The leases that the present event has suspended because they were idle, as they were before.
     pub(super) made_room: Vec<(LeaseId, SimLease)>,
+    /// The leases that the present event has suspended, or ended, for something that waits, each with what for, as the
+    /// engine says.
+    pub(super) made_room_for: Vec<(LeaseId, LeaseId)>,
+    /// These leases as they were before.
+    pub(super) victims: Vec<Victim>,
+    /// Why leases could be suspended for the requests that waited after the last event.
+    pub(super) rights: BTreeMap<LeaseId, Right>,
+    /// The leases that the present event has granted.
+    pub(super) granted_now: BTreeSet<LeaseId>,
     /// What the requests wanted that the present event has granted.
     pub(super) granted: Vec<Demand>,
     /// The devices of the leases that have gone on in the present event.
     pub(super) moved: Vec<DeviceSpec>,
+    /// What the waits of requests with reservations depend on.
+    pub(super) bounds: BTreeMap<LeaseId, Bound>,
     /// Which leases have made room for what since the last change of demand.
     pub(super) trades: Trades,
     /// What each lease counted as after the last event in which it was known.
@@ -284,8 +298,13 @@ impl World {
             reports: BTreeMap::new(),
             commanded: None,
             made_room: Vec::new(),
+            made_room_for: Vec::new(),
+            victims: Vec::new(),
+            rights: BTreeMap::new(),
+            granted_now: BTreeSet::new(),
             granted: Vec::new(),
             moved: Vec::new(),
+            bounds: BTreeMap::new(),
             trades: Trades::default(),
             charges: BTreeMap::new(),
         }
@@ -316,6 +335,9 @@ impl World {
         self.check_grants(&commands);
         let granted = self.granted(&commands);
         self.made_room.clear();
+        self.made_room_for = self.engine.take_made_room();
+        self.victims.clear();
+        self.granted_now = granted.iter().map(|(it, _)| it.lease).collect();
         self.granted.clear();
         self.moved.clear();
         for command in &commands {
@@ -331,7 +353,13 @@ impl World {
         }
         self.order = self.expected_order();
         self.reserved = self.reserved_now();
+        let rights = self.rights_in_order().into_iter();
+        let rights = rights.map(|(at, right)| (self.waiting[at].lease, right));
+        let rights_before = std::mem::replace(&mut self.rights, rights.collect());
         self.check_invariants();
+        self.check_victims(&rights_before);
+        let workers_changed = self.pool_now().workers != pool_before.workers;
+        self.check_bounds(&event, workers_changed);
         let leases = self.engine.leases().iter();
         self.charges
             .extend(leases.map(|(id, lease)| (id, lease.charge.clone())));
