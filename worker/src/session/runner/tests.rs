@@ -302,8 +302,10 @@ proptest! {
             }
             program.step(step, last);
         }
-        let (expected, captured) = pending.expect("there is a mark");
-        prop_assert!(bytes(captured) == expected);
+        // A program without steps has no mark.
+        if let Some((expected, captured)) = pending {
+            prop_assert!(bytes(captured) == expected);
+        }
     }
 }
 
