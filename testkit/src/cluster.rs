@@ -253,6 +253,18 @@ impl Cluster {
         processes.map(Process::log).collect()
     }
 
+    /// Kills all workers at once, so that no lease of one goes on at another one first.
+    ///
+    /// # Panics
+    ///
+    /// If there is no `kill` command.
+    pub fn kill_workers(&mut self) {
+        let ids = self.workers.iter().map(|worker| worker.id().to_string());
+        let killed = Command::new("kill").arg("-KILL").args(ids).status();
+        killed.expect("there is a kill command");
+        self.workers.iter_mut().for_each(Process::kill);
+    }
+
     /// Returns the index of the worker that runs the only lease, if one does.
     pub fn worker_of_lease(&self) -> Option<usize> {
         let runs = |worker: &Process| !worker.processes_of_leases().is_empty();

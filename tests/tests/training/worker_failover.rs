@@ -13,7 +13,7 @@ use burn::{
 use tensord_client::{Durability, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     administrator::Administrator,
-    cluster::{Cluster, Process},
+    cluster::Cluster,
     gateway::{GATEWAY_TOKEN, Gateway},
     models::{Classifier, Cnn, Mlp, Transformer},
     training::losses,
@@ -277,7 +277,7 @@ fn end_of_a_lease_names_the_worker_and_the_keeper_that_were_killed_together() {
     let ones = Tensor::<1>::ones([4], &lease.devices()[0]);
     assert_eq!(ones.clone().sum().into_scalar::<f32>(), 4.0);
     cluster.wait_for_copy(source);
-    cluster.workers.iter_mut().for_each(Process::kill);
+    cluster.kill_workers();
     let error = ones.sum().try_into_data().unwrap_err().to_string();
     let named = [
         format!("worker worker-{source} ("),
