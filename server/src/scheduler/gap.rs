@@ -88,7 +88,7 @@ mod tests {
     fn stopped_process_detects_one_gap() {
         check(&[
             (500, 500, None),
-            (1_900, 1_900, None),
+            (1_700, 1_700, None),
             (12_000, 12_000, Some((12_000, 12_000))),
             (1, 1, None),
             (500, 500, None),

@@ -238,7 +238,7 @@ async fn a_silent_worker_is_cut_off_and_its_lease_ends() {
     client.request(1, 1).await;
     let lease = client.granted().await;
     let (_, error) = error_of(worker.recv().await);
-    assert_eq!(error.message, "the peer sent nothing for 80ms");
+    assert_eq!(error.message, "the peer sent nothing for 100ms");
     let error = client.ended(lease.lease_id).await;
     assert_eq!(error.code(), ErrorCode::WorkerLost);
     let id = worker_id(1);
