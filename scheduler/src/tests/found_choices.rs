@@ -1,4 +1,4 @@
-//! Sequences of events that the property tests have found, in which the wrong leases made room for others.
+//! Further sequences of events that the property tests have found: which leases make room for others, and which wait.
 
 use super::property::{Op, check_with_policy, request};
 use super::*;
@@ -45,4 +45,24 @@ fn one_lease_with_two_devices_makes_room_and_not_two_with_shares() {
         request(2, durable(1, "flex")),
     ];
     check_with_policy(1, ops);
+}
+
+/// A spot lease has lost its worker, and another one has free devices. It does not go on there before a request of its
+/// tenant within the guarantee, which waits until a second spot lease has run for long enough to be suspended.
+#[test]
+fn lost_spot_lease_does_not_go_on_elsewhere_before_a_request_of_its_tenant() {
+    let spot = |kind| Demand {
+        is_spot: true,
+        ..durable(1, kind)
+    };
+    let ops = [
+        request(0, durable(1, "flex")),
+        request(0, spot("flex")),
+        request(0, spot("vulkan")),
+        Op::AllKept,
+        request(0, durable(1, "flex")),
+        Op::WorkerDisconnected { worker: 0 },
+        Op::Wait { millis: 5_000 },
+    ];
+    check_with_policy(3, ops);
 }
