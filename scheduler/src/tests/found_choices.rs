@@ -66,3 +66,38 @@ fn lost_spot_lease_does_not_go_on_elsewhere_before_a_request_of_its_tenant() {
     ];
     check_with_policy(3, ops);
 }
+
+/// A lease with two devices makes room for a request of another tenant, and for one of its own tenant, before a spot lease
+/// does for a third request. That one is within the guarantee of the tenant only since the first lease was suspended.
+#[test]
+fn request_comes_within_a_guarantee_when_a_lease_of_its_tenant_makes_room() {
+    let share = |permille| Demand {
+        share_permille: Some(permille),
+        ..durable(1, "vulkan")
+    };
+    let spot = Demand {
+        is_spot: true,
+        ..share(250)
+    };
+    let ops = [
+        Op::Leaving { worker: 0 },
+        request(0, share(500)),
+        Op::SetPolicy { which: 1 },
+        Op::AllKept,
+        request(0, durable(2, "flex")),
+        request(0, durable(2, "vulkan")),
+        request(0, share(250)),
+        request(2, durable(1, "vulkan")),
+        request(2, durable(1, "flex")),
+        request(0, spot),
+        request(0, durable(1, "flex")),
+        request(0, durable(1, "flex")),
+        Op::SetPolicy { which: 3 },
+        request(0, durable(1, "vulkan")),
+        request(1, share(250)),
+        Op::AllKept,
+        Op::SetPolicy { which: 2 },
+        Op::Wait { millis: 10_000 },
+    ];
+    check_with_policy(1, ops);
+}

@@ -38,7 +38,7 @@ impl World {
         for victim in &self.victims {
             self.check_entitled(victim, rights_before);
         }
-        self.check_none_is_spared();
+        self.check_none_is_spared(rights_before);
     }
 
     /// What a lease has made room for was entitled to its devices.
@@ -82,7 +82,7 @@ impl World {
 
     /// No request for which leases have made room has enough devices without one of them, whatever earlier ones take.
     /// Leases that have made room for later ones do not count: leases are suspended for one request after the other.
-    fn check_none_is_spared(&self) {
+    fn check_none_is_spared(&self, rights_before: &BTreeMap<LeaseId, Right>) {
         // Some lease may get what a request would have got otherwise, or what an idle one has left.
         if !self.engine.needed_by_leases().is_empty() || !self.made_room.is_empty() {
             return;
@@ -102,6 +102,14 @@ impl World {
             return;
         }
         let claimants = self.claimants();
+        // One is in another place now, as a lease of its tenant that made room counts no more.
+        let is_elsewhere = |it: &Claimant<'_>| {
+            let before = rights_before.get(&it.waiting.lease);
+            before.is_some_and(|before| *before != it.right)
+        };
+        if claimants.iter().any(is_elsewhere) {
+            return;
+        }
         for (at, claimant) in claimants.iter().enumerate() {
             let earlier: Vec<_> = claimants[..at].iter().collect();
             let is_for = |it: &&Victim, claimant: &Claimant<'_>| it.by == claimant.waiting.lease;
