@@ -113,11 +113,12 @@ impl Figures {
 ///
 /// If a process fails, or a pool is not as large as it should be.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    let (workers, leases, waiting) = context.full_or_quick((1000, 10_000, 10_000), (10, 100, 100));
+    // The smallest pool with rules has two workers, one of each kind.
+    let (workers, leases, waiting) = context.full_or_quick((1000, 10_000, 10_000), (32, 320, 320));
     let steps = context.full_or_quick(20_000, 200);
     let pool = |divisor: usize, has_rules| SchedulerTurn {
         sizes: Sizes {
-            workers: (workers / divisor).max(1),
+            workers: workers / divisor,
             leases: leases / divisor,
             waiting: waiting / divisor,
             has_rules,

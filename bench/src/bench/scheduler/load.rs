@@ -421,7 +421,9 @@ fn tenant_policy(tenant: usize, sizes: Sizes) -> TenantPolicy {
             policy.guaranteed.insert("cuda".into(), equal_part);
         }
         2 if sizes.has_rules => {
-            policy.limit.devices.insert("cuda".into(), 2 * equal_part);
+            // At least as many as the largest request needs, which would be refused otherwise.
+            let limit = (2 * equal_part).max(DEVICES as u32);
+            policy.limit.devices.insert("cuda".into(), limit);
         }
         _ => {}
     }
