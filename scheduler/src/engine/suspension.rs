@@ -88,15 +88,6 @@ impl Engine {
         self.suspended_parts(lease, false).map(Some)
     }
 
-    /// Returns the number of leases whose snapshots a worker holds.
-    fn held_at(&self, worker: WorkerId) -> usize {
-        let named = self.leases.index().of_worker(worker);
-        let named = named.filter_map(|id| self.leases.get(id));
-        named
-            .filter(|lease| lease.holders().contains(&worker))
-            .count()
-    }
-
     /// Returns the parts of a lease that runs, with the workers that have their snapshots and will
     /// stay. If it is to go on `soon`, its own workers need no room to hold them, and one whose stream
     /// is down may have them.
@@ -109,7 +100,8 @@ impl Engine {
         lease: &Lease,
         soon: bool,
     ) -> Result<Vec<SuspendedPart>, CannotMove> {
-        let has_room = |worker: WorkerId| soon || self.held_at(worker) < MAX_HELD;
+        let holding = |worker: WorkerId| self.leases.index().holding(worker);
+        let has_room = |worker: WorkerId| soon || holding(worker) < MAX_HELD;
         let stays = |worker: WorkerId| {
             let is_known = self.pool.contains(worker);
             is_known && !self.pool.is_draining(worker) && has_room(worker)

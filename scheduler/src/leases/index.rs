@@ -20,6 +20,8 @@ pub(super) struct Keys {
     keepers: Vec<WorkerId>,
     /// The workers that hold its snapshots, or get them, while it is suspended.
     held_by: BTreeSet<WorkerId>,
+    /// The workers that hold its snapshots.
+    holders: BTreeSet<WorkerId>,
     is_unsettled: bool,
     is_suspended: bool,
     ends_at: Option<Timestamp>,
@@ -64,6 +66,7 @@ impl Keys {
                 true => lease.keepers_and_holders(),
                 false => BTreeSet::new(),
             },
+            holders: lease.holders(),
             is_unsettled: waits,
             is_suspended,
             ends_at: lease.ends_at(),
@@ -95,6 +98,8 @@ pub(crate) struct LeaseIndex {
     changed_keepers: BTreeSet<WorkerId>,
     handing_over: BTreeSet<LeaseId>,
     held: BTreeMap<WorkerId, usize>,
+    /// The number of leases whose snapshots each worker holds.
+    holding: BTreeMap<WorkerId, usize>,
     /// The leases that have passed the reservation of each request.
     passing: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
     /// The leases that count as what each tenant has, without spot leases.
@@ -199,6 +204,12 @@ impl LeaseIndex {
                 false => by_key::decrement(&mut self.held, worker),
             }
         }
+        for worker in &keys.holders {
+            match is_added {
+                true => by_key::increment(&mut self.holding, *worker),
+                false => by_key::decrement(&mut self.holding, worker),
+            }
+        }
         for request in &keys.passed {
             match is_added {
                 true => by_key::insert(&mut self.passing, *request, id),
@@ -276,6 +287,11 @@ impl LeaseIndex {
     /// Returns the number of suspended leases of which a worker has snapshots, or is to get some.
     pub(crate) fn held(&self, worker: WorkerId) -> usize {
         self.held.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns the number of leases whose snapshots a worker holds.
+    pub(crate) fn holding(&self, worker: WorkerId) -> usize {
+        self.holding.get(&worker).copied().unwrap_or_default()
     }
 
     /// Returns the leases that have devices and have passed the reservation of a request.
