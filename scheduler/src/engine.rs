@@ -21,6 +21,7 @@
 
 pub(crate) mod assignment;
 mod borrowed;
+mod borrowed_leases;
 mod clients;
 mod coming;
 mod counting;
@@ -34,6 +35,7 @@ mod interruptions;
 mod keeper_choice;
 mod moves;
 mod own_spot;
+mod possible_victims;
 mod reclaim;
 mod records;
 mod requests;
@@ -41,7 +43,7 @@ mod reservations;
 mod settle;
 mod spot;
 mod stores;
-mod suspension;
+pub(crate) mod suspension;
 #[cfg(test)]
 mod test_access;
 mod unstable_keepers;
@@ -56,6 +58,7 @@ use std::mem;
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use self::borrowed::KnownBorrowed;
 use self::counting::CountingRequests;
 use self::idle::IdleLeases;
 use self::reservations::{Basis, Reservations};
@@ -105,6 +108,7 @@ pub struct Engine {
     reservations_basis: Option<Basis>,
     /// The requests of tenants with limits that can count on devices.
     counting: CountingRequests,
+    borrowed: KnownBorrowed,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
     positions_reported_at: Timestamp,
@@ -156,6 +160,7 @@ impl Engine {
             decided_reservations: Reservations::default(),
             reservations_basis: None,
             counting: CountingRequests::default(),
+            borrowed: KnownBorrowed::default(),
             positions_changed: false,
             positions_reported_at: now,
             reclaim_at: None,
@@ -195,6 +200,7 @@ impl Engine {
             Event::Evict { client } => self.evict(client),
             Event::SetPolicy { policy } => {
                 self.policy = policy;
+                self.borrowed.forget();
                 self.decided_version = None;
                 self.reservations_basis = None;
             }

@@ -27,6 +27,9 @@ pub(crate) struct Leases {
     ended: BTreeSet<LeaseId>,
     /// The leases that may have changed in the present event.
     touched: BTreeSet<LeaseId>,
+    /// The leases that may have changed since [`take_unchecked`](Self::take_unchecked); `None` if these are too many
+    /// to list.
+    unchecked: Option<BTreeSet<LeaseId>>,
     /// The leases that may have changed since the driver last took the changes of records.
     changed: BTreeSet<LeaseId>,
     /// The records that the driver has.
@@ -82,6 +85,7 @@ impl Leases {
             adopt_until,
             ended: BTreeSet::new(),
             touched: BTreeSet::new(),
+            unchecked: Some(BTreeSet::new()),
             changed: BTreeSet::new(),
             recorded: BTreeMap::new(),
         }
@@ -106,9 +110,11 @@ impl Leases {
     }
 
     pub(crate) fn get_mut(&mut self, id: LeaseId) -> Option<LeaseMut<'_>> {
+        if !self.leases.contains_key(&id) {
+            return None;
+        }
+        self.record_change(id);
         let entry = self.leases.get_mut(&id)?;
-        self.changed.insert(id);
-        self.touched.insert(id);
         let index = &mut self.index;
         Some(LeaseMut { id, entry, index })
     }
@@ -123,8 +129,43 @@ impl Leases {
         self.index.replace(id, &Keys::default(), &keys);
         let replaced = self.leases.insert(id, Entry { lease, keys });
         assert!(replaced.is_none(), "lease id {id} was used twice");
+        self.record_change(id);
+    }
+
+    /// Records that a lease may have changed.
+    fn record_change(&mut self, id: LeaseId) {
         self.changed.insert(id);
         self.touched.insert(id);
+        self.uncheck(id);
+    }
+
+    /// Has a lease be looked at again for what it could give to others, as something has changed on which that depends.
+    pub(crate) fn uncheck(&mut self, id: LeaseId) {
+        // Nobody may ask for a long time.
+        let most = 2 * self.leases.len() + 64;
+        let Some(unchecked) = &mut self.unchecked else {
+            return;
+        };
+        unchecked.insert(id);
+        if unchecked.len() > most {
+            self.unchecked = None;
+        }
+    }
+
+    /// Returns the leases that may have changed since the last call, or been [unchecked](Self::uncheck); `None` if
+    /// these are too many to list.
+    pub(crate) fn take_unchecked(&mut self) -> Option<BTreeSet<LeaseId>> {
+        self.unchecked.replace(BTreeSet::new())
+    }
+
+    /// Returns the workers that have got room to hold snapshots of leases since the last call, or have none any more.
+    pub(crate) fn take_changed_room(&mut self) -> BTreeSet<WorkerId> {
+        self.index.take_changed_room()
+    }
+
+    /// Returns the tenants of which leases that count towards a guarantee may be others than at the last call.
+    pub(crate) fn take_changed_guarantees(&mut self) -> BTreeSet<TenantName> {
+        self.index.take_changed_guarantees()
     }
 
     /// Has a lease be among those that may have changed, as something has changed on which it depends.
@@ -155,8 +196,7 @@ impl Leases {
     pub(crate) fn remove(&mut self, id: LeaseId, now: Timestamp) -> Option<Lease> {
         let Entry { lease, keys } = self.leases.remove(&id)?;
         self.index.replace(id, &keys, &Keys::default());
-        self.changed.insert(id);
-        self.touched.insert(id);
+        self.record_change(id);
         if now < self.adopt_until {
             self.ended.insert(id);
             if self.ended.len() >= Self::MAX_ENDED {
@@ -235,6 +275,11 @@ impl Leases {
 
 #[cfg(test)]
 impl Leases {
+    /// Returns the leases that may have changed since they were looked at.
+    pub(crate) fn unchecked(&self) -> Option<&BTreeSet<LeaseId>> {
+        self.unchecked.as_ref()
+    }
+
     /// Asserts that the index is that of the leases.
     pub(crate) fn check_index(&self) {
         let mut index = LeaseIndex::default();

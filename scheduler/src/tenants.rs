@@ -187,7 +187,7 @@ pub struct Amounts {
 }
 
 /// Returns a number of devices in thousandths.
-fn in_permille(devices: u32) -> u64 {
+pub(crate) fn in_permille(devices: u32) -> u64 {
     u64::from(devices) * u64::from(WHOLE_PERMILLE)
 }
 

@@ -1,18 +1,23 @@
 //! Which leases are beyond the guarantee of their tenant, and how these could give their devices to others.
+//!
+//! To find this out for all leases with each event would take too long. So the engine keeps the [`BorrowedLeases`], and
+//! looks again only at leases that have changed, or a worker of which has, or whose tenant has others within its
+//! guarantee than before.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::holds::{Entitled, Entitlement};
-use super::victims::Borrowed;
-use crate::device::{DeviceSpec, Requirement};
-use crate::event::{DeviceRef, Suspender};
+use super::borrowed_leases::{Borrowed, BorrowedLeases};
+use crate::device::Requirement;
+use crate::event::Suspender;
 use crate::lease::{Lease, Standing};
 use crate::reason::CannotMove;
-use crate::tenants::{Amounts, TenantName};
+use crate::tenants::{Amounts, TenantName, in_permille};
 use crate::time::Timestamp;
 
 /// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
@@ -27,110 +32,123 @@ struct WayOut {
     ends: bool,
 }
 
+/// What is known of borrowed leases from earlier events.
+#[derive(Debug, Default)]
+pub(super) struct KnownBorrowed {
+    leases: BorrowedLeases,
+    /// The leases of each tenant that are within its guarantee, if it has some.
+    within: BTreeMap<TenantName, BTreeSet<LeaseId>>,
+    /// Whether the others have been looked at since the policy has changed.
+    is_complete: bool,
+}
+
+impl KnownBorrowed {
+    /// Has all leases be looked at again, as guarantees have changed.
+    pub(super) fn forget(&mut self) {
+        self.is_complete = false;
+    }
+
+    fn is_within(&self, tenant: &TenantName, id: LeaseId) -> bool {
+        let within = self.within.get(tenant);
+        within.is_some_and(|leases| leases.contains(&id))
+    }
+
+    /// Sets the leases of a tenant that are within its guarantee. Returns those for which that is new, or no more so.
+    fn set_within(&mut self, tenant: TenantName, within: BTreeSet<LeaseId>) -> BTreeSet<LeaseId> {
+        let before = match within.is_empty() {
+            true => self.within.remove(&tenant),
+            false => self.within.insert(tenant, within.clone()),
+        };
+        before.unwrap_or_default().symmetric_difference(&within).copied().collect()
+    }
+}
+
 impl Engine {
-    /// Returns the borrowed leases that could be suspended for one of these requests, apart from devices that a
-    /// lease would get which waits and comes before all requests.
-    pub(super) fn borrowed_leases(&self, entitled: &[Entitled]) -> Vec<Borrowed> {
-        let mut by_tenant = BTreeMap::<&TenantName, Vec<(LeaseId, &Lease)>>::new();
-        for (id, lease) in self.could_make_room_for(entitled) {
-            if let Some(tenant) = lease.tenant.as_ref().filter(|_| lease.counts()) {
-                by_tenant.entry(tenant).or_default().push((id, lease));
+    /// Takes the borrowed leases that could be suspended for others, or end, as of now.
+    /// [`give_back_borrowed`](Self::give_back_borrowed) must follow.
+    pub(super) fn take_borrowed(&mut self) -> BorrowedLeases {
+        let unchecked = self.leases.take_unchecked();
+        let was_complete = mem::replace(&mut self.borrowed.is_complete, true);
+        let mut workers = self.leases.take_changed_room();
+        workers.extend(self.pool.index().changed());
+        let mut tenants = self.leases.take_changed_guarantees();
+        let mut stale = unchecked.filter(|_| was_complete).unwrap_or_else(|| {
+            tenants.extend(self.policy.keys().cloned());
+            tenants.extend(self.borrowed.within.keys().cloned());
+            let known = self.borrowed.leases.ids();
+            known.chain(self.leases.index().interruptible()).collect()
+        });
+        let at_workers = workers.into_iter();
+        stale.extend(at_workers.flat_map(|it| self.leases.index().of_worker(it)));
+        stale.extend(self.borrowed.leases.forget_taken());
+        for tenant in tenants {
+            let within = self.leases_within_guarantee(&tenant);
+            stale.extend(self.borrowed.set_within(tenant, within));
+        }
+        for id in stale {
+            match self.as_borrowed(id) {
+                Some(lease) => self.borrowed.leases.insert(&self.pool, Arc::new(lease)),
+                None => drop(self.borrowed.leases.remove(&self.pool, id)),
             }
         }
-        let (pool, needed) = (self.pool.amounts(), self.needed_by_leases());
-        let mut borrowed = Vec::new();
-        for (tenant, leases) in by_tenant {
-            let within = self.leases_within_guarantee(tenant);
-            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
-            let share = self.shares(&pool).key(tenant, used, spot);
-            let beyond = leases.into_iter().filter(|(id, _)| !within.contains(id));
-            let suspendable = beyond.filter_map(|(id, lease)| {
-                let devices = self.without_needed(lease, &needed);
-                self.as_borrowed(id, lease, tenant, share, devices)
-            });
-            borrowed.extend(suspendable);
-        }
-        borrowed
+        mem::take(&mut self.borrowed.leases)
+    }
+
+    /// Puts the borrowed leases back, of which some were taken.
+    pub(super) fn give_back_borrowed(&mut self, leases: BorrowedLeases) {
+        self.borrowed.leases = leases;
     }
 
     /// Returns the spot leases that could be suspended for a lease that waits, or would end.
-    pub(super) fn spot_leases(&self) -> Vec<Borrowed> {
-        let pool = self.pool.amounts();
-        let spot = self.leases.index().spot().filter_map(|id| {
-            let lease = self.leases.get(id).filter(|it| it.counts())?;
-            let tenant = lease.tenant.as_ref()?;
-            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
-            let share = self.shares(&pool).key(tenant, used, spot);
-            let devices = lease.lease_devices.keys().copied().collect();
-            self.as_borrowed(id, lease, tenant, share, devices)
-        });
-        spot.collect()
+    pub(super) fn spot_leases(&self) -> BorrowedLeases {
+        let spot = self.leases.index().spot();
+        let spot = spot.filter_map(|id| Some(Arc::new(self.as_borrowed(id)?)));
+        BorrowedLeases::of(&self.pool, spot)
     }
 
-    /// Returns a borrowed lease with those of its devices that others could get, if it could give them away.
-    fn as_borrowed(
-        &self,
-        id: LeaseId,
-        lease: &Lease,
-        tenant: &TenantName,
-        tenant_share: u64,
-        devices: BTreeSet<DeviceRef>,
-    ) -> Option<Borrowed> {
+    /// Returns a lease if it is borrowed, and could give its devices to others.
+    fn as_borrowed(&self, id: LeaseId) -> Option<Borrowed> {
+        let lease = self.leases.get(id).filter(|it| it.counts())?;
+        let tenant = lease.tenant.as_ref()?;
+        if self.borrowed.is_within(tenant, id) {
+            return None;
+        }
         let way_out = self.way_out_of(id, lease)?;
         Some(Borrowed {
             lease: id,
             tenant: tenant.clone(),
-            devices,
+            devices: lease.lease_devices.keys().copied().collect(),
             charge: lease.charge.clone(),
             device_share: lease.share(),
             passed: lease.passed.clone(),
             is_spot: lease.is_spot,
             suspendable_at: way_out.from,
             ends: way_out.ends,
-            tenant_share,
             granted_at: lease.granted_at,
         })
     }
 
-    /// Returns the leases that could make room for one of these requests if they are borrowed: for those with
-    /// guarantees all, and for others those that have passed one of them, and spot leases.
-    fn could_make_room_for(&self, entitled: &[Entitled]) -> Vec<(LeaseId, &Lease)> {
-        let index = self.leases.index();
-        let candidates: BTreeSet<_> =
-            match entitled.iter().any(|it| it.by == Entitlement::Guarantee) {
-                true => index.interruptible().collect(),
-                false => {
-                    let passing = entitled.iter().flat_map(|it| index.passing(it.lease));
-                    passing.chain(index.spot()).collect()
-                }
-            };
-        let known = candidates
-            .into_iter()
-            .filter_map(|id| Some((id, self.leases.get(id)?)));
-        known.collect()
-    }
-
     /// Returns the leases of a tenant that fit within its guarantee, in the order of their grants.
     fn leases_within_guarantee(&self, tenant: &TenantName) -> BTreeSet<LeaseId> {
-        let policy = self.policy_of(tenant);
-        if policy.guaranteed.is_empty() {
-            return BTreeSet::new();
-        }
-        let own = self.leases.index().of_tenant(tenant).filter_map(|id| {
-            let lease = self.leases.get(id)?;
-            Some((lease.granted_at, id, lease))
-        });
-        let mut own: Vec<_> = own.collect();
-        own.sort_unstable_by_key(|(granted_at, id, _)| (*granted_at, *id));
+        let guaranteed = &self.policy_of(tenant).guaranteed;
         let mut used = Amounts::default();
-        let within = own.into_iter().filter(|(.., lease)| {
-            let is_within = policy.guarantees(&used, &lease.charge);
-            if is_within {
-                used.add(&lease.charge);
+        let mut within = BTreeSet::new();
+        for id in self.leases.index().of_tenant(tenant) {
+            let is_left = |(kind, count): (&String, &u32)| {
+                let used = used.permille.get(kind).copied();
+                used.unwrap_or_default() < in_permille(*count)
+            };
+            if !guaranteed.iter().any(is_left) {
+                break;
             }
-            is_within
-        });
-        within.map(|(_, id, _)| id).collect()
+            let lease = self.leases.get(id);
+            let lease = lease.filter(|it| self.policy_of(tenant).guarantees(&used, &it.charge));
+            if let Some(lease) = lease {
+                used.add(&lease.charge);
+                within.insert(id);
+            }
+        }
+        within
     }
 
     /// Returns how a lease that runs could give its devices to others, if it could. One that has snapshots does not
@@ -177,12 +195,29 @@ impl Engine {
         });
         needed.collect()
     }
+}
 
-    fn without_needed(&self, lease: &Lease, needed: &[Requirement]) -> BTreeSet<DeviceRef> {
-        let is_needed = |device: &DeviceSpec| needed.iter().any(|it| it.accepts(device));
-        let devices = lease.lease_devices.keys().copied();
-        devices
-            .filter(|it| self.pool.device(*it).is_some_and(|it| !is_needed(it)))
-            .collect()
+#[cfg(test)]
+impl Engine {
+    /// Asserts that what is known of borrowed leases is right, of those that have not changed since it was found out.
+    pub(crate) fn check_borrowed(&self) {
+        let Some(mut stale) = self.leases.unchecked().cloned() else {
+            return;
+        };
+        let tenants = self.leases.index().changed_guarantees();
+        let has_changed = !self.leases.index().changed_room().is_empty() || !tenants.is_empty();
+        if has_changed || !self.borrowed.is_complete {
+            return;
+        }
+        stale.extend(self.borrowed.leases.taken());
+        for tenant in self.policy.keys() {
+            let known = self.borrowed.within.get(tenant).cloned();
+            assert_eq!(known.unwrap_or_default(), self.leases_within_guarantee(tenant));
+        }
+        for (id, _) in self.leases.iter().filter(|(id, _)| !stale.contains(id)) {
+            let known = self.borrowed.leases.get(id).map(|it| &**it);
+            assert_eq!(known, self.as_borrowed(id).as_ref(), "{id}");
+        }
+        self.borrowed.leases.check(&self.pool, &stale);
     }
 }

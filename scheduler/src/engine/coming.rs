@@ -126,16 +126,18 @@ impl Coming {
 
     /// Adds what leases leave that make room for a demand.
     pub(super) fn add_freed(&mut self, demand: &Demand, victim: &Victim) {
-        match victim.shared.filter(|_| demand.share_permille.is_some()) {
+        match victim.shared().filter(|_| demand.share_permille.is_some()) {
             Some(shared) => {
                 if let Some(room) = self.rooms.get_mut(&shared) {
-                    victim.shares.iter().for_each(|share| room.add(*share));
+                    victim.shares().for_each(|share| room.add(share));
                 }
             }
             None => {
                 // All leases leave a device that is needed as a whole.
-                self.rooms.retain(|it, _| !victim.devices.contains(it));
-                self.add(victim.devices.iter().copied());
+                for device_ref in victim.devices() {
+                    self.rooms.remove(&device_ref);
+                }
+                self.add(victim.devices());
             }
         }
     }

@@ -6,14 +6,17 @@
 //! ones, nor a share of a device whose leases are to make room for it. So it waits for leases that have just begun no
 //! longer than until the first enough of them have run for [`Options::min_run_time`](crate::Options::min_run_time).
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::borrowed_leases::BorrowedLeases;
 use super::coming::Coming;
-use super::victims::{Borrowed, take_away};
-use crate::device::{Demand, DeviceSpec};
+use super::possible_victims::{From, Need, PossibleVictims};
+use super::victims::take_away;
+use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::pool::{DeviceClass, Pool};
@@ -37,7 +40,11 @@ pub(super) struct Expected {
     /// What tenants have, with what requests before would get.
     pub(super) used: BTreeMap<TenantName, Amounts>,
     /// The leases that could be suspended.
-    pub(super) borrowed: Vec<Borrowed>,
+    pub(super) borrowed: BorrowedLeases,
+    /// What the devices are like that leases would get which come before what waits.
+    pub(super) needed: Vec<Requirement>,
+    /// Numbers that have the order of the shares of tenants, once they are needed.
+    pub(super) shares: OnceCell<BTreeMap<TenantName, u64>>,
     /// The requests that can count on devices, each with these.
     pub(super) counting: Vec<(Entitled, Vec<DeviceRef>)>,
 }
@@ -119,6 +126,7 @@ impl Engine {
             self.queue.clear_newly_guaranteed();
             let entitled = self.entitled_requests();
             let mut expected = self.expected(&entitled);
+            let has_entitled = !entitled.is_empty();
             let (before_spot, others): (Vec<_>, Vec<_>) = entitled
                 .into_iter()
                 .partition(|it| it.by == Entitlement::Spot);
@@ -133,6 +141,9 @@ impl Engine {
             }
             self.set_counting(&expected);
             spot.retain(|id| !self.spot_goes_on(*id));
+            if has_entitled {
+                self.give_back_borrowed(expected.borrowed);
+            }
             if waiting.len() + spot.len() == before {
                 return;
             }
@@ -156,16 +167,31 @@ impl Engine {
     }
 
     /// Returns what these requests can expect.
-    pub(super) fn expected(&self, entitled: &[Entitled]) -> Expected {
+    fn expected(&mut self, entitled: &[Entitled]) -> Expected {
         match entitled.is_empty() {
             true => Expected::default(),
             false => Expected {
                 coming: Coming::of(&self.pool, entitled.iter().map(|it| &it.demand)),
                 used: self.used_by_tenants().clone(),
-                borrowed: self.borrowed_leases(entitled),
-                counting: Vec::new(),
+                borrowed: self.take_borrowed(),
+                needed: self.needed_by_leases(),
+                ..Expected::default()
             },
         }
+    }
+
+    /// Returns a number that has the order of the shares of tenants, as they are when it is needed for the first time.
+    pub(super) fn share_in(&self, expected: &Expected, tenant: &TenantName) -> u64 {
+        let shares = expected.shares.get_or_init(|| {
+            let pool = self.pool.amounts();
+            let used = self.used_by_tenants().iter();
+            let shares = used.map(|(tenant, used)| {
+                let share = self.shares(&pool).key(tenant, used, self.spot_by(tenant));
+                (tenant.clone(), share)
+            });
+            shares.collect()
+        });
+        shares.get(tenant).copied().unwrap_or_default()
     }
 
     /// Holds back devices for those requests for which there will be enough once others are released or leases are
@@ -202,26 +228,36 @@ impl Engine {
         may_have: &MayHave,
         expected: &mut Expected,
     ) -> Option<Vec<DeviceRef>> {
+        let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
+        let free = expected.coming.devices.iter();
+        let free = free.filter(|(at, is_free)| **is_free && may_have.contains(&self.pool, **at));
+        let free: Vec<_> = free.map(|(device_ref, _)| *device_ref).collect();
+        let best = self.pool.choose(&free, wanted).unwrap_or(free);
+        let devices = expected.coming.choose(&self.pool, demand, may_have, &best);
+        let need = Need {
+            entitled,
+            may_have,
+            from: From::All,
+            missing: wanted.saturating_sub(devices.len()),
+        };
+        let victims = match need.missing {
+            0 => Vec::new(),
+            _ => PossibleVictims::new(self, expected, need).first_enough()?.victims,
+        };
         let Expected {
             coming,
             used,
             borrowed,
             ..
         } = expected;
-        let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
-        let free = coming.devices.iter();
-        let free = free.filter(|(at, is_free)| **is_free && may_have.contains(&self.pool, **at));
-        let free: Vec<_> = free.map(|(device_ref, _)| *device_ref).collect();
-        let best = self.pool.choose(&free, wanted).unwrap_or(free);
-        let devices = coming.choose(&self.pool, demand, may_have, &best);
-        let missing = wanted.saturating_sub(devices.len());
-        let victims = self.earliest_victims(borrowed, entitled, may_have, coming, missing)?;
         for victim in victims {
             coming.add_freed(demand, &victim);
             // The next request cannot count on these leases, too.
-            let is_one = |it: &mut Borrowed| victim.leases.contains(&it.lease);
-            let leases = borrowed.extract_if(.., is_one);
-            leases.for_each(|lease| take_away(used, &lease));
+            for lease in &victim.leases {
+                if borrowed.take(&self.pool, lease.lease).is_some() {
+                    take_away(used, lease);
+                }
+            }
         }
         let devices = coming.choose(&self.pool, demand, may_have, &best);
         coming.take(&self.pool, demand, &devices);

@@ -6,14 +6,17 @@
 //! unless there is room for both.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
+use super::borrowed_leases::Borrowed;
 use super::coming::few;
 use super::holds::{Entitled, Expected};
+use super::possible_victims::From;
 use super::reclaim::Plan;
-use super::victims::{Borrowed, Victim};
+use super::victims::Victim;
 use crate::event::DeviceRef;
 use crate::tenants::{Amounts, NOTHING, TenantLimit};
 
@@ -50,11 +53,8 @@ impl Engine {
         let devices = used.and_then(|used| {
             let may_have = self.may_have(&used, entitled);
             // The limit demands that some of its own go in any case, which may be enough.
-            let is_other = |it: &mut Borrowed| !is_own_spot(entitled, it);
-            let others: Vec<_> = plan.expected.borrowed.extract_if(.., is_other).collect();
-            let devices = self.make_room_for(entitled, &may_have, plan);
-            plan.expected.borrowed.extend(others);
-            devices.or_else(|| self.make_room_for(entitled, &may_have, plan))
+            let devices = self.make_room_for(entitled, &may_have, From::OwnSpot, plan);
+            devices.or_else(|| self.make_room_for(entitled, &may_have, From::All, plan))
         });
         let Some(devices) = devices else {
             self.await_own_spot(entitled, &plan.expected);
@@ -79,7 +79,8 @@ impl Engine {
             return;
         }
         let own = own_spot(entitled, &plan.expected);
-        let mut own: Vec<_> = own.filter(|it| it.suspendable_at <= self.now).collect();
+        let own = own.filter(|it| it.suspendable_at <= self.now);
+        let mut own: Vec<_> = own.cloned().collect();
         own.sort_by_key(|it| (it.charge.all_permille, Reverse(it.granted_at), it.lease));
         let chosen = few(own, |leases| {
             let mut used = used.clone();
@@ -87,9 +88,9 @@ impl Engine {
             self.are_within_limit(entitled, &used, devices)
         });
         let chosen = chosen.unwrap_or_default();
-        let victims: Vec<_> = chosen.iter().map(|it| Victim::of(&[it], 0)).collect();
-        for victim in victims {
-            self.suspend_victim(&victim, entitled, plan);
+        for lease in chosen {
+            let leases = vec![self.without_needed(&lease, &plan.expected)];
+            self.suspend_victim(&Victim { leases, useful: 0 }, entitled, plan);
         }
     }
 
@@ -154,11 +155,7 @@ impl Engine {
 fn own_spot<'a>(
     entitled: &'a Entitled,
     expected: &'a Expected,
-) -> impl Iterator<Item = &'a Borrowed> {
-    let borrowed = expected.borrowed.iter();
-    borrowed.filter(|it| is_own_spot(entitled, it))
-}
-
-fn is_own_spot(entitled: &Entitled, lease: &Borrowed) -> bool {
-    lease.is_spot && lease.tenant == entitled.tenant
+) -> impl Iterator<Item = &'a Arc<Borrowed>> {
+    let spot = expected.borrowed.spot();
+    spot.filter(|it| it.tenant == entitled.tenant)
 }

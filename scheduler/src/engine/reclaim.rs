@@ -26,20 +26,18 @@
 //! the other way. A lease that has ended for a request does not wait again. So each reclaim lowers the number of
 //! requests and leases that wait and are not for spot leases, and nothing but new demand or a changed policy raises it.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
-
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::coming::{Coming, few_shares};
+use super::borrowed_leases::Borrowed;
+use super::coming::Coming;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
+use super::possible_victims::{Enough, From, Need, PossibleVictims};
 use super::spot::PartInNeed;
-use super::victims::{Borrowed, Victim, fewest, take_away, useful, without_ending};
+use super::victims::{Victim, fewest, take_away, useful};
 use crate::event::{DeviceRef, Suspender};
 use crate::reason::EndReason;
-use crate::tenants::NOTHING;
-use crate::time::Timestamp;
+use crate::tenants::{NOTHING, TenantName};
 
 /// What can be expected while leases are suspended.
 pub(super) struct Plan {
@@ -74,15 +72,16 @@ impl Engine {
             expected: Expected {
                 coming,
                 used: self.used_by_tenants().clone(),
-                borrowed: self.spot_leases(),
-                counting: Vec::new(),
+                borrowed: self.take_borrowed(),
+                ..Expected::default()
             },
             has_suspended: false,
         };
         for (id, parts) in first {
             self.make_room_for_lease(id, &parts, &mut plan);
         }
-        plan.expected.borrowed = self.borrowed_leases(&requests);
+        plan.expected.needed = self.needed_by_leases();
+        plan.expected.shares.take();
         let is_before_spot = |it: &Entitled| it.by == Entitlement::Spot;
         let (before_spot, others) = requests.into_iter().partition(is_before_spot);
         self.make_room_for_requests(others, &mut plan);
@@ -90,6 +89,7 @@ impl Engine {
             self.make_room_for_lease(id, &parts, &mut plan);
         }
         self.make_room_for_requests(before_spot, &mut plan);
+        self.give_back_borrowed(plan.expected.borrowed);
         plan.has_suspended
     }
 
@@ -101,7 +101,7 @@ impl Engine {
             plan.expected
                 .coming
                 .add_held_devices(&self.pool, entitled.lease);
-            let devices = self.make_room_for(&entitled, &may_have, plan);
+            let devices = self.make_room_for(&entitled, &may_have, From::All, plan);
             let devices = devices.or_else(|| self.make_room_within_limit(&entitled, plan));
             match devices {
                 Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
@@ -120,7 +120,8 @@ impl Engine {
         match places {
             Some(places) if all_at <= Some(self.now) => {
                 for place in places {
-                    let devices = self.make_room_for(place.entitled, place.devices, plan);
+                    let (entitled, may_have) = (place.entitled, place.devices);
+                    let devices = self.make_room_for(entitled, may_have, From::All, plan);
                     if devices.is_none() {
                         break;
                     }
@@ -141,16 +142,21 @@ impl Engine {
         &mut self,
         entitled: &Entitled,
         may_have: &MayHave,
+        from: From,
         plan: &mut Plan,
     ) -> Option<Vec<DeviceRef>> {
-        let Expected {
-            coming, borrowed, ..
-        } = &plan.expected;
+        let coming = &plan.expected.coming;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let held = self.pool.held_back_for(entitled.lease);
         let devices = coming.choose(&self.pool, demand, may_have, &held);
         let missing = wanted.saturating_sub(devices.len());
-        let victims = self.victims(borrowed, entitled, may_have, coming, missing)?;
+        let need = Need {
+            entitled,
+            may_have,
+            from,
+            missing,
+        };
+        let victims = self.victims(&plan.expected, need)?;
         for victim in victims {
             self.suspend_victim(&victim, entitled, plan);
         }
@@ -167,14 +173,16 @@ impl Engine {
     /// Suspends the leases of a victim for something that waits.
     pub(super) fn suspend_victim(&mut self, victim: &Victim, entitled: &Entitled, plan: &mut Plan) {
         let expected = &mut plan.expected;
-        let is_one = |it: &mut Borrowed| victim.leases.contains(&it.lease);
         let mut is_freed = true;
-        for lease in expected.borrowed.extract_if(.., is_one) {
-            if self.make_room(&lease) {
+        for lease in &victim.leases {
+            if expected.borrowed.take(&self.pool, lease.lease).is_none() {
+                continue;
+            }
+            if self.make_room(lease) {
                 #[cfg(test)]
                 self.made_room.push((lease.lease, entitled.lease));
                 plan.has_suspended = true;
-                take_away(&mut expected.used, &lease);
+                take_away(&mut expected.used, lease);
             } else {
                 is_freed = false;
             }
@@ -195,141 +203,30 @@ impl Engine {
         awaits
     }
 
-    /// Returns the leases to suspend for a request that is missing so many of these devices, or `None` if that
-    /// cannot be done now. Sets the time at which it can, as leases have run for long enough by then.
-    fn victims(
-        &mut self,
-        borrowed: &[Borrowed],
-        entitled: &Entitled,
-        may_have: &MayHave,
-        coming: &Coming,
-        missing: usize,
-    ) -> Option<Vec<Victim>> {
-        if missing == 0 {
+    /// Returns the leases to suspend for what something that waits lacks, or `None` if that cannot be done now. Sets the
+    /// time at which it can, as leases have run for long enough by then.
+    fn victims(&mut self, expected: &Expected, need: Need<'_>) -> Option<Vec<Victim>> {
+        if need.missing == 0 {
             return Some(Vec::new());
         }
-        let candidates = self.possible_victims(borrowed, entitled, may_have, coming);
-        let candidates = without_ending(candidates, missing);
-        let (too_early, candidates): (Vec<_>, Vec<_>) = candidates
-            .into_iter()
-            .partition(|(suspendable_at, _)| *suspendable_at > self.now);
-        let mut all = useful(&candidates);
-        if all >= missing {
-            let (spot, others): (Vec<_>, Vec<_>) =
-                candidates.into_iter().partition(|it| it.1.is_spot);
-            let enough = match useful(&spot) >= missing {
-                true => spot,
-                false => spot.into_iter().chain(others).collect(),
-            };
-            let enough = enough.into_iter().map(|(_, victim)| victim).collect();
-            return Some(fewest(enough, missing));
+        let possible = PossibleVictims::new(self, expected, need);
+        let Enough {
+            at, with_ending, ..
+        } = possible.first_enough()?;
+        if at > self.now {
+            let earliest = self.reclaim_at.into_iter().chain([at]);
+            self.reclaim_at = earliest.min();
+            return None;
         }
-        let later = too_early.iter();
-        let mut later: Vec<_> = later.map(|(at, victim)| (*at, victim.useful)).collect();
-        later.sort_unstable();
-        let enough = later.into_iter().find(|(_, useful)| {
-            all += useful;
-            all >= missing
-        });
-        let earliest = self.reclaim_at.into_iter().chain(enough.map(|(at, _)| at));
-        self.reclaim_at = earliest.min();
-        None
-    }
-
-    /// Returns what could be suspended for a request, which may have these devices, and from when on: leases, and
-    /// for each device that leases share those of them that make room for the request.
-    pub(super) fn possible_victims(
-        &self,
-        borrowed: &[Borrowed],
-        entitled: &Entitled,
-        may_have: &MayHave,
-        coming: &Coming,
-    ) -> Vec<(Timestamp, Victim)> {
-        let (mut candidates, mut sharing) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
-        for it in borrowed {
-            let useful = it.useful_for(&self.pool, entitled, may_have);
-            match it.device_share {
-                _ if useful == 0 => {}
-                Some(_) => {
-                    let device_ref = it.devices.first().copied();
-                    sharing.entry(device_ref).or_default().push(it);
-                }
-                None => candidates.push((it.suspendable_at, Victim::of(&[it], useful))),
-            }
-        }
-        let sharing = sharing.into_iter();
-        let sharing = sharing.filter_map(|(device_ref, sharing)| {
-            let is_due = |it: &Borrowed| it.suspendable_at <= self.now;
-            let goes_on = |it: &Borrowed| it.is_spot || !it.ends;
-            let choose = |is_one: &dyn Fn(&Borrowed) -> bool| {
-                let those = sharing.iter().copied().filter(|it| is_one(it)).collect();
-                self.sharing_to_suspend(device_ref?, those, entitled, coming)
-            };
-            let chosen = choose(&|it| goes_on(it) && is_due(it))
-                .or_else(|| choose(&goes_on))
-                .or_else(|| choose(&is_due))
-                .or_else(|| choose(&|_| true))?;
-            let at = chosen.iter().map(|it| it.suspendable_at).max()?;
-            Some((at, Victim::of(&chosen, 1)))
-        });
-        candidates.extend(sharing);
-        candidates
-    }
-
-    /// Returns those of the leases that could be suspended for a request which make room for `missing` of these
-    /// devices first; `None` if all together do not.
-    pub(super) fn earliest_victims(
-        &self,
-        borrowed: &[Borrowed],
-        entitled: &Entitled,
-        may_have: &MayHave,
-        coming: &Coming,
-        missing: usize,
-    ) -> Option<Vec<Victim>> {
-        let mut candidates = match missing {
-            0 => Vec::new(),
-            _ => {
-                let all = self.possible_victims(borrowed, entitled, may_have, coming);
-                without_ending(all, missing)
-            }
+        let due = possible.in_order(with_ending);
+        let due = due.take_while(|victim| victim.order().0 <= self.now);
+        let (spot, others): (Vec<_>, Vec<_>) = due.partition(Victim::is_spot);
+        let enough = match useful(&spot) >= need.missing {
+            true => spot,
+            false => spot.into_iter().chain(others).collect(),
         };
-        candidates.sort_by_key(|(at, it)| (*at, it.leases.len(), it.leases.first().copied()));
-        let mut useful = 0;
-        let mut chosen = Vec::new();
-        let mut candidates = candidates.into_iter();
-        while useful < missing {
-            let (_, victim) = candidates.next()?;
-            useful += victim.useful;
-            chosen.push(victim);
-        }
-        Some(chosen)
-    }
-
-    /// Returns those leases which must be suspended of the ones that share a device, for a request that demands
-    /// it or a share of it beside what is `coming` for others; `None` if these are not enough.
-    fn sharing_to_suspend<'a>(
-        &self,
-        device_ref: DeviceRef,
-        sharing: Vec<&'a Borrowed>,
-        entitled: &Entitled,
-        coming: &Coming,
-    ) -> Option<Vec<&'a Borrowed>> {
-        let device = self.pool.device(device_ref)?;
-        let Some(needed) = entitled.demand.share_of(device) else {
-            let is_all = sharing.len() == self.pool.holders_of(device_ref).count();
-            let is_left = self.pool.is_held_for_none_but(entitled.lease, device_ref);
-            return (is_all && is_left).then_some(sharing);
-        };
-        let room = coming.room(device_ref)?;
-        let mut shares: Vec<_> = sharing
-            .into_iter()
-            .filter_map(|it| Some((it.device_share?, it)))
-            .collect();
-        // Of equal shares, the first makes room.
-        shares.sort_by_key(|(_, it)| (Reverse(it.tenant_share), Reverse(it.granted_at)));
-        let spot = shares.iter().filter(|(_, it)| it.is_spot).copied();
-        let spot = few_shares(room, spot.collect(), needed);
-        spot.or_else(|| few_shares(room, shares, needed))
+        let share_of = |tenant: &TenantName| self.share_in(expected, tenant);
+        Some(fewest(enough, need.missing, share_of))
     }
 
     /// Suspends a borrowed lease, or ends it if it cannot be suspended and may end. Returns whether that is done.

@@ -74,7 +74,11 @@ impl Engine {
         for worker in &changed_workers {
             let kept = self.leases.index().kept(*worker);
             self.pool.set_kept(*worker, kept);
-            changed.extend(self.leases.index().of_worker(*worker));
+            let of_worker: Vec<_> = self.leases.index().of_worker(*worker).collect();
+            for id in of_worker {
+                self.leases.uncheck(id);
+                changed.insert(id);
+            }
         }
         if !changed_workers.is_empty() {
             changed.extend(self.unstable_keepers.depending_on_workers());

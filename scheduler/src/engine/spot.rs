@@ -16,6 +16,7 @@ use super::Engine;
 use super::assignment::assign;
 use super::coming::Coming;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
+use super::possible_victims::{From, Need, PossibleVictims};
 use super::waiting::WaitingPart;
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
@@ -161,22 +162,23 @@ impl Engine {
         devices: &MayHave,
         expected: &Expected,
     ) -> Option<(Timestamp, usize)> {
-        let Expected {
-            coming, borrowed, ..
-        } = expected;
-        let there = coming.choose(&self.pool, &entitled.demand, devices, &[]);
+        let there = expected.coming.choose(&self.pool, &entitled.demand, devices, &[]);
         let missing = (entitled.demand.devices as usize).saturating_sub(there.len());
-        let candidates = self.possible_victims(borrowed, entitled, devices, coming);
-        let mut candidates: Vec<_> = candidates.iter().map(|(at, it)| (*at, it.useful)).collect();
-        candidates.sort_unstable();
+        let need = Need {
+            entitled,
+            may_have: devices,
+            from: From::All,
+            missing,
+        };
+        let possible = PossibleVictims::new(self, expected, need);
         let mut left = missing;
         let mut at = self.now;
-        for (suspendable_at, useful) in candidates {
+        for victim in possible.in_order(true) {
             if left == 0 {
                 break;
             }
-            at = at.max(suspendable_at);
-            left = left.saturating_sub(useful);
+            at = at.max(victim.order().0);
+            left = left.saturating_sub(victim.useful);
         }
         (left == 0).then_some((at, missing))
     }

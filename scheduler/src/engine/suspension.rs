@@ -27,7 +27,7 @@ use crate::snapshot::SuspensionSnapshot;
 
 /// Maximum number of suspended leases whose snapshots one worker holds: half of what a worker takes, as
 /// it also holds those of leases that go on soon.
-pub(super) const MAX_HELD: usize = 256;
+pub(crate) const MAX_HELD: usize = 256;
 
 /// Maximum number of leases that a client has suspended at once. They take memory of workers that other
 /// programs may need.

@@ -28,6 +28,7 @@ impl Engine {
     pub(crate) fn check_indexes(&self) {
         self.leases.check_index();
         self.pool.check_index();
+        self.check_borrowed();
         for worker in self.pool.ids() {
             let kept = self.pool.get(worker).map(|worker| worker.kept());
             assert_eq!(kept, Some(self.leases.index().kept(worker)), "{worker}");

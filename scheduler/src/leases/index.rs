@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::by_key;
+use crate::engine::suspension::MAX_HELD;
 use crate::lease::{Keeper, Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
@@ -30,6 +31,7 @@ pub(super) struct Keys {
     is_unclaimed: bool,
     /// What it adds to what a tenant has.
     charge: Option<(TenantName, Amounts)>,
+    granted_at: Timestamp,
     /// Whether it is a spot lease that has devices or waits for some.
     is_spot: bool,
     is_reclaimed: bool,
@@ -73,6 +75,7 @@ impl Keys {
             time_over_at: lease.time_over_at(),
             is_unclaimed: lease.tenant.is_none(),
             charge: tenant.map(|tenant| (tenant.clone(), lease.charge.clone())),
+            granted_at: lease.granted_at,
             is_spot: lease.is_spot && (lease.counts() || waits),
             is_reclaimed: lease.is_reclaimed,
             is_interruptible: lease.is_interruptible(),
@@ -102,8 +105,13 @@ pub(crate) struct LeaseIndex {
     holding: BTreeMap<WorkerId, usize>,
     /// The leases that have passed the reservation of each request.
     passing: BTreeMap<LeaseId, BTreeSet<LeaseId>>,
-    /// The leases that count as what each tenant has, without spot leases.
-    by_tenant: BTreeMap<TenantName, BTreeSet<LeaseId>>,
+    /// The workers that have got room for further snapshots of leases, or have none any more, since these were taken
+    /// last.
+    changed_room: BTreeSet<WorkerId>,
+    /// The leases that count as what each tenant has, without spot leases, in the order of their grants.
+    by_tenant: BTreeMap<TenantName, BTreeSet<(Timestamp, LeaseId)>>,
+    /// The tenants of which `by_tenant` may have changed since these were taken last.
+    changed_guarantees: BTreeSet<TenantName>,
     used: BTreeMap<TenantName, Amounts>,
     /// What each tenant has in spot leases.
     used_for_spot: BTreeMap<TenantName, Amounts>,
@@ -126,6 +134,12 @@ impl LeaseIndex {
         let have_others_passed =
             before.passed != keys.passed || before.is_reclaimed != keys.is_reclaimed;
         self.used_version += u64::from(have_others_passed);
+        let granted_at = [before, keys].map(|it| (it.is_spot, it.granted_at));
+        if before.charge != keys.charge || granted_at[0] != granted_at[1] {
+            let charges = before.charge.iter().chain(&keys.charge);
+            let tenants = charges.map(|(tenant, _)| tenant.clone());
+            self.changed_guarantees.extend(tenants);
+        }
         if (&before.charge, before.is_spot) != (&keys.charge, keys.is_spot) {
             self.used_version += 1;
             let charges = before.charge.iter().chain(&keys.charge);
@@ -168,9 +182,10 @@ impl LeaseIndex {
             }
         }
         if let Some((tenant, _)) = keys.charge.as_ref().filter(|_| !keys.is_spot) {
+            let granted = (keys.granted_at, id);
             match is_added {
-                true => by_key::insert(&mut self.by_tenant, tenant.clone(), id),
-                false => by_key::remove(&mut self.by_tenant, tenant, &id),
+                true => by_key::insert(&mut self.by_tenant, tenant.clone(), granted),
+                false => by_key::remove(&mut self.by_tenant, tenant, &granted),
             }
         }
         for worker in &keys.workers {
@@ -205,9 +220,13 @@ impl LeaseIndex {
             }
         }
         for worker in &keys.holders {
+            let had_room = self.holding(*worker) < MAX_HELD;
             match is_added {
                 true => by_key::increment(&mut self.holding, *worker),
                 false => by_key::decrement(&mut self.holding, worker),
+            }
+            if had_room != (self.holding(*worker) < MAX_HELD) {
+                self.changed_room.insert(*worker);
             }
         }
         for request in &keys.passed {
@@ -249,9 +268,20 @@ impl LeaseIndex {
         self.time_over.iter().copied()
     }
 
-    /// Returns the leases that count as what a tenant has, without spot leases.
+    /// Returns the leases that count as what a tenant has, without spot leases, in the order of their grants.
     pub(crate) fn of_tenant(&self, tenant: &TenantName) -> impl Iterator<Item = LeaseId> {
-        self.by_tenant.get(tenant).into_iter().flatten().copied()
+        let leases = self.by_tenant.get(tenant).into_iter().flatten();
+        leases.map(|(_, id)| *id)
+    }
+
+    /// Returns the tenants of which leases that count towards a guarantee may be others than at the last call.
+    pub(super) fn take_changed_guarantees(&mut self) -> BTreeSet<TenantName> {
+        std::mem::take(&mut self.changed_guarantees)
+    }
+
+    /// Returns the workers that have got room to hold snapshots since the last call, or have none any more.
+    pub(super) fn take_changed_room(&mut self) -> BTreeSet<WorkerId> {
+        std::mem::take(&mut self.changed_room)
     }
 
     /// Returns the leases that run, and may be suspended or end if their devices are needed.
@@ -343,12 +373,22 @@ fn subtract(used: &mut BTreeMap<TenantName, Amounts>, tenant: &TenantName, charg
 
 #[cfg(test)]
 impl LeaseIndex {
+    pub(crate) fn changed_guarantees(&self) -> &BTreeSet<TenantName> {
+        &self.changed_guarantees
+    }
+
+    pub(crate) fn changed_room(&self) -> &BTreeSet<WorkerId> {
+        &self.changed_room
+    }
+
     /// Returns the index without what depends on its past.
     pub(super) fn without_version(&self) -> Self {
         Self {
             used_version: 0,
             changed_keepers: BTreeSet::new(),
             changed_tenants: BTreeSet::new(),
+            changed_guarantees: BTreeSet::new(),
+            changed_room: BTreeSet::new(),
             ..self.clone()
         }
     }

@@ -160,6 +160,11 @@ impl Pool {
         (is_usable && worker.stream.is_some()).then_some(class)
     }
 
+    /// Returns the class of a device, if its worker has joined.
+    pub(crate) fn class(&self, device_ref: DeviceRef) -> Option<&DeviceClass> {
+        self.get(device_ref.worker)?.class(device_ref.index)
+    }
+
     /// Returns all devices, each with how it is used.
     fn usages(&self) -> impl Iterator<Item = (DeviceRef, &DeviceSpec, Usage)> {
         self.workers().flat_map(|(worker, known)| {

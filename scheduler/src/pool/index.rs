@@ -336,6 +336,11 @@ impl WorkerIndex {
         self.version
     }
 
+    /// Returns the workers that were new, gone, or had another stream or offer, since they were taken last.
+    pub(crate) fn changed(&self) -> &BTreeSet<WorkerId> {
+        &self.changed
+    }
+
     /// Returns the workers that were new, gone, or had another stream or offer, since the last call.
     pub(super) fn take_changed(&mut self) -> BTreeSet<WorkerId> {
         std::mem::take(&mut self.changed)
