@@ -61,7 +61,8 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 use self::borrowed::KnownBorrowed;
 use self::counting::CountingRequests;
 use self::idle::IdleLeases;
-use self::reservations::{Basis, Reservations};
+use self::requests::GuaranteedBasis;
+use self::reservations::{Basis, OrderBasis, Reservations};
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
@@ -104,8 +105,16 @@ pub struct Engine {
     reservations: Reservations,
     /// Those with which the requests were decided last.
     decided_reservations: Reservations,
-    /// What `reservations` were found from; `None` if the policy or the past of a tenant has changed since.
+    /// What `reservations` were found from.
     reservations_basis: Option<Basis>,
+    /// The requests beyond guarantees for which spot leases are suspended first, and what these were found from.
+    before_spot: Option<(OrderBasis, Vec<LeaseId>)>,
+    /// What the requests within guarantees were found from.
+    guaranteed_basis: Option<GuaranteedBasis>,
+    /// Rises whenever the policy changes.
+    policy_version: u64,
+    /// Rises whenever the past of a tenant changes.
+    past_version: u64,
     /// The requests of tenants with limits that can count on devices.
     counting: CountingRequests,
     borrowed: KnownBorrowed,
@@ -159,6 +168,10 @@ impl Engine {
             reservations: Reservations::default(),
             decided_reservations: Reservations::default(),
             reservations_basis: None,
+            before_spot: None,
+            guaranteed_basis: None,
+            policy_version: 0,
+            past_version: 0,
             counting: CountingRequests::default(),
             borrowed: KnownBorrowed::default(),
             positions_changed: false,
@@ -202,7 +215,7 @@ impl Engine {
                 self.policy = policy;
                 self.borrowed.forget();
                 self.decided_version = None;
-                self.reservations_basis = None;
+                self.policy_version += 1;
             }
             Event::Drain { worker, is_drained } => self.pool.set_drained(worker, is_drained),
             Event::MoveLease { lease } => {

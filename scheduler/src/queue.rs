@@ -156,7 +156,9 @@ pub(crate) struct Queue {
     /// Whether requests were added or removed, or have another priority, since
     /// [`clear_changed`](Self::clear_changed).
     changed: bool,
-    /// Rises whenever requests are added or removed, have another priority, or others are within guarantees.
+    /// Rises whenever requests are added or removed, or have another priority.
+    requests_version: u64,
+    /// Rises whenever `requests_version` does, or others are within guarantees.
     version: u64,
 }
 
@@ -241,6 +243,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, lease: LeaseId) -> Option<QueuedRequest> {
         let removed = self.requests.remove(&lease)?;
         self.changed = true;
+        self.requests_version += 1;
         self.version += 1;
         self.by_client.remove(&(removed.client, removed.request));
         self.by_arrival.remove(&(removed.since, removed.number));
@@ -286,6 +289,11 @@ impl Queue {
     /// Returns a number that rises whenever the requests, their priorities, or those within guarantees change.
     pub(crate) fn version(&self) -> u64 {
         self.version
+    }
+
+    /// Returns a number that rises whenever the requests or their priorities change.
+    pub(crate) fn requests_version(&self) -> u64 {
+        self.requests_version
     }
 
     pub(crate) fn clear_changed(&mut self) {
@@ -336,6 +344,7 @@ impl Queue {
 
     fn insert(&mut self, waiting: QueuedRequest) {
         self.changed = true;
+        self.requests_version += 1;
         self.version += 1;
         let (lease, shape) = (waiting.lease, Shape::of(&waiting.demand));
         by_key::increment(&mut self.shapes, shape.clone());

@@ -107,11 +107,12 @@ pub struct TenantLimit {
 }
 
 impl TenantPolicy {
-    /// Returns whether a tenant that has `used` is guaranteed `more`, too.
-    pub(crate) fn guarantees(&self, used: &Amounts, more: &Amounts) -> bool {
+    /// Returns whether a tenant that has `used`, of that `spot` in spot leases, is guaranteed `more`, too.
+    pub(crate) fn guarantees(&self, used: &Amounts, spot: &Amounts, more: &Amounts) -> bool {
         more.permille.iter().all(|(kind, count)| {
             let most = self.guaranteed.get(kind).copied().unwrap_or_default();
-            let has = used.permille.get(kind).copied().unwrap_or_default();
+            let of_kind = |it: &Amounts| it.permille.get(kind).copied().unwrap_or_default();
+            let has = of_kind(used).saturating_sub(of_kind(spot));
             has + count <= in_permille(most)
         })
     }

@@ -17,7 +17,7 @@ use crate::device::Requirement;
 use crate::event::Suspender;
 use crate::lease::{Lease, Standing};
 use crate::reason::CannotMove;
-use crate::tenants::{Amounts, TenantName, in_permille};
+use crate::tenants::{Amounts, NOTHING, TenantName, in_permille};
 use crate::time::Timestamp;
 
 /// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
@@ -142,7 +142,8 @@ impl Engine {
                 break;
             }
             let lease = self.leases.get(id);
-            let lease = lease.filter(|it| self.policy_of(tenant).guarantees(&used, &it.charge));
+            let policy = self.policy_of(tenant);
+            let lease = lease.filter(|it| policy.guarantees(&used, &NOTHING, &it.charge));
             if let Some(lease) = lease {
                 used.add(&lease.charge);
                 within.insert(id);

@@ -40,7 +40,11 @@ impl Engine {
         // These need another worker, whichever that is.
         let draining = self.pool.index().draining().iter();
         let at_draining = draining.flat_map(|worker| index.of_worker(*worker));
-        let due = index.unsettled().chain(index.handing_over());
+        let waiting = index.unsettled().filter(|id| {
+            let lease = self.leases.get(*id);
+            lease.is_some_and(|lease| !self.lacks_devices(*id, lease))
+        });
+        let due = waiting.chain(index.handing_over());
         let due = due.chain(at_draining);
         let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();
         for id in due {

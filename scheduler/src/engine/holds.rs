@@ -100,8 +100,8 @@ impl Engine {
             Standing::Resuming { cause: None, .. } => {
                 let tenant = lease.tenant.as_ref().filter(|_| !lease.is_spot);
                 tenant.is_none_or(|tenant| {
-                    let policy = self.policy_of(tenant);
-                    !policy.guarantees(&self.used_without_spot(tenant), &lease.charge)
+                    let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+                    !self.policy_of(tenant).guarantees(used, spot, &lease.charge)
                 })
             }
         }
@@ -265,14 +265,15 @@ impl Engine {
     }
 
     /// Returns the requests that wait and are entitled to devices, in order.
-    pub(super) fn entitled_requests(&self) -> Vec<Entitled> {
+    pub(super) fn entitled_requests(&mut self) -> Vec<Entitled> {
+        let first_before_spot = self.first_before_spot();
         let guaranteed = self.queue.guaranteed().order.iter().take(MAX_GUARANTEED);
         let first_guaranteed: BTreeSet<_> = guaranteed.clone().copied().collect();
         let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
         let reserved = self.reservations();
         let reserved = reserved.filter(|it| !first_guaranteed.contains(&it.lease));
         let reserved = reserved.map(|it| (it.lease, Entitlement::Reservation));
-        let first = self.first_before_spot().into_iter();
+        let first = first_before_spot.into_iter();
         let first = first.filter(|lease| self.reservation_of(*lease).is_none());
         let first = first.map(|lease| (lease, Entitlement::Spot));
         let waiting = guaranteed.chain(reserved).chain(first);
@@ -290,17 +291,28 @@ impl Engine {
 
     /// Returns the requests beyond guarantees for which spot leases are suspended first, in order. Requests for such
     /// leases wait for them, too: otherwise these would get devices that they had to give back soon.
-    fn first_before_spot(&self) -> Vec<LeaseId> {
+    fn first_before_spot(&mut self) -> Vec<LeaseId> {
         if !self.has_spot_or_requests() {
             return Vec::new();
         }
+        let basis = self.order_basis();
+        if let Some((_, first)) = self.before_spot.as_ref().filter(|(it, _)| *it == basis) {
+            return first.clone();
+        }
+        let first = self.first_in_order(MAX_ENTITLED_BEFORE_SPOT);
+        self.before_spot = Some((basis, first.clone()));
+        first
+    }
+
+    /// Returns so many of the requests beyond guarantees that are next, other than those for spot leases.
+    fn first_in_order(&self, count: usize) -> Vec<LeaseId> {
         let heads = self.heads_in_order().into_iter();
         let first = heads.flat_map(|(_, tenant, head, shape)| {
             let requests = self.queue.by_tenant().get(tenant);
             let of_shape = requests.into_iter().flat_map(|it| it.of_shape(shape));
             of_shape.skip_while(move |rank| *rank < head)
         });
-        let first = first.take(MAX_ENTITLED_BEFORE_SPOT);
+        let first = first.take(count);
         first.map(|rank| rank.lease).collect()
     }
 

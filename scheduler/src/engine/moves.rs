@@ -13,7 +13,7 @@ use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 use super::Engine;
 use super::assignment::assign;
 use crate::command::Command;
-use crate::device::Requirement;
+use crate::device::{DeviceSpec, Requirement};
 use crate::event::{AssignedKeeper, DeviceRef, GrantedDevice};
 use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
 use crate::pool::Worker;
@@ -195,6 +195,9 @@ impl Engine {
     /// Has a lease without devices go on if there are devices for it, and otherwise wait for some. Returns
     /// whether it goes on.
     pub(super) fn go_on_or_wait(&mut self, id: LeaseId) -> bool {
+        if self.waits_behind_others(id) {
+            return false;
+        }
         if self.is_over_limit(id) {
             self.report_standing(id);
             return false;
@@ -206,6 +209,33 @@ impl Engine {
             self.hold_back_devices(id);
         }
         goes_on
+    }
+
+    /// Returns whether a lease waits for devices as its client knows, there are too few for it, and none would be held
+    /// back for it. There may be many such leases.
+    fn waits_behind_others(&self, id: LeaseId) -> bool {
+        let lease = self.leases.get(id);
+        lease.is_some_and(|lease| {
+            let may_make_room = self.leases.index().has_spot() && !lease.is_spot;
+            lease.is_reclaimed
+                && lease.is_standing_reported
+                && !may_make_room
+                && self.lacks_devices(id, lease)
+        })
+    }
+
+    /// Returns whether the whole pool has too few free devices for a lease that was resumed, and is not being handed over.
+    pub(super) fn lacks_devices(&self, id: LeaseId, lease: &Lease) -> bool {
+        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
+        if !is_resumed || !lease.keepers.is_empty() || self.pool.is_held_back_for(id) {
+            return false;
+        }
+        let mut parts = lease.parts.iter();
+        parts.any(|part| {
+            let accepts = |device: &DeviceSpec| part.requirement.accepts(device);
+            let free = self.pool.index().free().count(accepts);
+            free < part.devices && part.requirement.share.is_none()
+        })
     }
 
     /// Returns the leases that have devices of a worker which is to have no leases.
@@ -331,9 +361,10 @@ impl Engine {
     /// know.
     pub(super) fn report_standing(&mut self, id: LeaseId) {
         let attached = self.attached_owner(id);
-        let lease = self.leases.get_mut(id);
-        let unreported = lease.filter(|lease| !lease.is_standing_reported);
-        let (Some(client), Some(mut lease)) = (attached, unreported) else {
+        let lease = self.leases.get(id);
+        let is_unreported = lease.is_some_and(|lease| !lease.is_standing_reported);
+        let client = attached.filter(|_| is_unreported);
+        let (Some(client), Some(mut lease)) = (client, self.leases.get_mut(id)) else {
             return;
         };
         lease.is_standing_reported = true;

@@ -26,6 +26,15 @@ const MAX_REPORTED_AT_ONCE: usize = 64;
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
 pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
 
+/// What it depends on which requests are within guarantees, as versions of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GuaranteedBasis {
+    leases: u64,
+    requests: u64,
+    offered: u64,
+    policy: u64,
+}
+
 /// The next request of a tenant, in the order in which these get devices: whether it is for a spot lease, the
 /// tenant's share, the number of the request, the tenant, and the lease that the request would become.
 type Next = (bool, u64, u64, TenantName, LeaseId);
@@ -105,6 +114,7 @@ impl Engine {
     pub(super) fn process_queue(&mut self) {
         if self.queue.is_empty() {
             self.queue.set_guaranteed(Guaranteed::default());
+            self.guaranteed_basis = None;
             self.reservations = Reservations::default();
             self.reservations_basis = None;
             self.decided_reservations = Reservations::default();
@@ -218,6 +228,15 @@ impl Engine {
 
     /// Finds the requests within the guarantees of their tenants. Returns whether some were not before.
     fn find_guaranteed(&mut self) -> bool {
+        let basis = GuaranteedBasis {
+            leases: self.leases.index().used_version(),
+            requests: self.queue.requests_version(),
+            offered: self.pool.index().offered_version(),
+            policy: self.policy_version,
+        };
+        if self.guaranteed_basis.replace(basis) == Some(basis) {
+            return false;
+        }
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
         let spot = self.leases.index().used_for_spot();
         let mut tenants = self.policy.iter();

@@ -57,13 +57,21 @@ pub(crate) struct Reservations {
     places: BTreeMap<TenantName, Place>,
 }
 
-/// What reservations depend on, as versions of it.
+/// What the order of requests depends on, as versions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Basis {
+pub(super) struct OrderBasis {
     leases: u64,
     queue: u64,
     pool: u64,
+    policy: u64,
+    past: u64,
     ranked_at: Timestamp,
+}
+
+/// What reservations depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Basis {
+    order: OrderBasis,
     /// The latest of the requests that have waited for long enough.
     latest_due: Option<Arrival>,
 }
@@ -78,10 +86,7 @@ impl Engine {
     /// Finds the reservations as of now. Returns whether they or the order of tenants are others than before.
     pub(super) fn find_reservations(&mut self) -> bool {
         let basis = Basis {
-            leases: self.leases.index().used_version(),
-            queue: self.queue.version(),
-            pool: self.pool.index().version(),
-            ranked_at: self.ranked_at,
+            order: self.order_basis(),
             latest_due: self.latest_due(),
         };
         if self.reservations_basis.replace(basis) == Some(basis) {
@@ -91,6 +96,18 @@ impl Engine {
         let has_changed = found != self.reservations;
         self.reservations = found;
         has_changed
+    }
+
+    /// Returns what the order of requests depends on now.
+    pub(super) fn order_basis(&self) -> OrderBasis {
+        OrderBasis {
+            leases: self.leases.index().used_version(),
+            queue: self.queue.version(),
+            pool: self.pool.index().version(),
+            policy: self.policy_version,
+            past: self.past_version,
+            ranked_at: self.ranked_at,
+        }
     }
 
     /// Returns whether a request may get a device, as far as reservations are concerned.
@@ -264,7 +281,7 @@ impl Engine {
     /// first first; each with the place of its tenant. Spot leases do not count in that: otherwise one that is suspended
     /// for a request could make another tenant the next, whose reservation keeps the request from the devices.
     pub(super) fn heads_in_order(&self) -> Vec<(Place, &TenantName, Rank, &Shape)> {
-        let pool = self.pool.amounts();
+        let (pool, taken) = (self.pool.amounts(), self.taken_for_reservations());
         let mut tenants = BTreeMap::<(Place, &TenantName), BTreeMap<Rank, &Shape>>::new();
         for (tenant, requests) in self.queue.by_tenant() {
             let heads = self.heads(tenant, requests);
@@ -275,7 +292,7 @@ impl Engine {
             let used = self.used_without_spot(tenant);
             let mut used = self.queue.guaranteed().with(&used, tenant);
             used.subtract(&self.passed_own(tenant, heads.keys()));
-            used.add(&self.taken_for_reservations(tenant));
+            used.add(taken.get(tenant).unwrap_or(&NOTHING));
             let share = self.shares(&pool).key(tenant, &used, &NOTHING);
             tenants.insert(((share, first.number), tenant), heads);
         }
@@ -319,17 +336,17 @@ impl Engine {
         heads.collect()
     }
 
-    /// Returns what was taken from a tenant for requests with reservations that still wait. Without that, the
+    /// Returns what was taken from tenants for requests with reservations that still wait. Without that, such a
     /// tenant would be next as soon as its leases are suspended, and get the devices back.
-    fn taken_for_reservations(&self, tenant: &TenantName) -> Amounts {
-        let mut taken = Amounts::default();
-        for id in self.leases.index().reclaimed() {
-            let lease = self.leases.get(id);
-            let lease = lease.filter(|it| it.tenant.as_ref() == Some(tenant) && !it.is_spot);
-            if let Some(lease) = lease
-                && lease.passed.iter().any(|it| self.queue.get(*it).is_some())
+    fn taken_for_reservations(&self) -> BTreeMap<&TenantName, Amounts> {
+        let mut taken = BTreeMap::<_, Amounts>::new();
+        let reclaimed = self.leases.index().reclaimed();
+        for lease in reclaimed.filter_map(|id| self.leases.get(id)) {
+            let is_for_waiting = || lease.passed.iter().any(|it| self.queue.get(*it).is_some());
+            if let Some(tenant) = lease.tenant.as_ref().filter(|_| !lease.is_spot)
+                && is_for_waiting()
             {
-                taken.add(&lease.charge);
+                taken.entry(tenant).or_default().add(&lease.charge);
             }
         }
         taken

@@ -70,7 +70,7 @@ impl Engine {
             return;
         }
         // They are by shares, present and past.
-        self.reservations_basis = None;
+        self.past_version += 1;
         let pool = self.pool.amounts();
         for tenant in changed {
             let (used, spot) = (self.used_by(&tenant), self.spot_by(&tenant));

@@ -160,6 +160,11 @@ impl Pool {
         self.held_back.by_lease.keys().copied()
     }
 
+    /// Returns whether something is held back for a lease.
+    pub(crate) fn is_held_back_for(&self, lease: LeaseId) -> bool {
+        self.held_back.by_lease.contains_key(&lease)
+    }
+
     /// Returns the devices that are held back for a lease, or shares of them.
     pub(crate) fn held_back_for(&self, lease: LeaseId) -> Vec<DeviceRef> {
         let held_back = self.held_back.by_lease.get(&lease);

@@ -180,6 +180,8 @@ pub(crate) struct WorkerIndex {
     changed: BTreeSet<WorkerId>,
     /// Rises with each change other than in what workers keep.
     version: u64,
+    /// Rises whenever `offered` changes.
+    offered_version: u64,
 }
 
 impl WorkerIndex {
@@ -201,6 +203,10 @@ impl WorkerIndex {
         };
         if before.map(offer_and_stream) != keys.map(offer_and_stream) {
             self.changed.insert(id);
+        }
+        let offered = [before, keys].map(|it| it.map(|it| &it.group.offered));
+        if offered[0] != offered[1] {
+            self.offered_version += 1;
         }
         let groups = [before, keys].map(|it| it.map(|it| (&it.group, &it.rooms)));
         if groups[0] != groups[1] {
@@ -336,6 +342,11 @@ impl WorkerIndex {
         self.version
     }
 
+    /// Returns a number that rises whenever workers offer other devices.
+    pub(crate) fn offered_version(&self) -> u64 {
+        self.offered_version
+    }
+
     /// Returns the workers that were new, gone, or had another stream or offer, since they were taken last.
     pub(crate) fn changed(&self) -> &BTreeSet<WorkerId> {
         &self.changed
@@ -354,6 +365,7 @@ impl WorkerIndex {
         Self {
             changed: BTreeSet::new(),
             version: 0,
+            offered_version: 0,
             ..self.clone()
         }
     }
