@@ -56,7 +56,7 @@ impl Durability {
 }
 
 /// What devices must be like for the sessions of a lease to go on there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Requirement {
     /// The fingerprint of the lease's devices.
     pub fingerprint: [u8; 16],

@@ -116,6 +116,14 @@ impl TenantPolicy {
             has + count <= in_permille(most)
         })
     }
+
+    /// Returns whether a tenant that has `used`, of that `spot` in spot leases, has less than its guarantee of some kind.
+    pub(crate) fn guarantees_more(&self, used: &Amounts, spot: &Amounts) -> bool {
+        self.guaranteed.iter().any(|(kind, most)| {
+            let of_kind = |it: &Amounts| it.permille.get(kind).copied().unwrap_or_default();
+            of_kind(used).saturating_sub(of_kind(spot)) < in_permille(*most)
+        })
+    }
 }
 
 impl fmt::Display for TenantLimit {
@@ -188,7 +196,7 @@ pub struct Amounts {
 }
 
 /// Returns a number of devices in thousandths.
-pub(crate) fn in_permille(devices: u32) -> u64 {
+fn in_permille(devices: u32) -> u64 {
     u64::from(devices) * u64::from(WHOLE_PERMILLE)
 }
 

@@ -17,7 +17,7 @@ use crate::device::Requirement;
 use crate::event::Suspender;
 use crate::lease::{Lease, Standing};
 use crate::reason::CannotMove;
-use crate::tenants::{Amounts, NOTHING, TenantName, in_permille};
+use crate::tenants::{Amounts, NOTHING, TenantName};
 use crate::time::Timestamp;
 
 /// Time after [`Options::min_run_time`](crate::Options::min_run_time) from which a durable lease that may end does so
@@ -130,19 +130,14 @@ impl Engine {
 
     /// Returns the leases of a tenant that fit within its guarantee, in the order of their grants.
     fn leases_within_guarantee(&self, tenant: &TenantName) -> BTreeSet<LeaseId> {
-        let guaranteed = &self.policy_of(tenant).guaranteed;
+        let policy = self.policy_of(tenant);
         let mut used = Amounts::default();
         let mut within = BTreeSet::new();
         for id in self.leases.index().of_tenant(tenant) {
-            let is_left = |(kind, count): (&String, &u32)| {
-                let used = used.permille.get(kind).copied();
-                used.unwrap_or_default() < in_permille(*count)
-            };
-            if !guaranteed.iter().any(is_left) {
+            if !policy.guarantees_more(&used, &NOTHING) {
                 break;
             }
             let lease = self.leases.get(id);
-            let policy = self.policy_of(tenant);
             let lease = lease.filter(|it| policy.guarantees(&used, &NOTHING, &it.charge));
             if let Some(lease) = lease {
                 used.add(&lease.charge);
@@ -175,26 +170,31 @@ impl Engine {
 
     /// Returns what devices must be like for leases to go on that wait and come before all requests.
     pub(crate) fn needed_by_leases(&self) -> Vec<Requirement> {
-        self.needed_by(|id, _| !self.comes_after_guaranteed(id))
+        let index = self.leases.index();
+        // Those that were suspended for others do not come before requests unless there is room in a guarantee.
+        let within = index.patient_by_tenant().filter(|(tenant, _)| {
+            let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
+            self.policy_of(tenant).guarantees_more(used, spot)
+        });
+        let within = within.flat_map(|(_, leases)| leases).copied();
+        let waiting = index.restless().chain(within);
+        let waiting = waiting.filter(|id| !self.comes_after_guaranteed(*id));
+        waiting.flat_map(|id| self.needed_by(id)).collect()
     }
 
-    /// Returns what devices must be like for leases to go on that wait, of those that `counts` accepts.
-    pub(super) fn needed_by(&self, counts: impl Fn(LeaseId, &Lease) -> bool) -> Vec<Requirement> {
-        let waiting = self.leases_without_devices().into_iter();
-        let waiting = waiting.filter(|id| self.attached_owner(*id).is_some());
-        let waiting = waiting.filter_map(|id| Some((id, self.leases.get(id)?)));
-        let waiting = waiting.filter(|(id, lease)| counts(*id, lease));
-        let waiting = waiting.map(|(_, lease)| lease);
-        let needed = waiting.flat_map(|lease| {
-            let parts = match lease.standing {
-                Standing::Resuming { .. } => &lease.parts[..],
-                Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => &[],
-            };
-            let parts = parts.iter().map(|part| part.requirement.clone());
-            let lost = lease.lost().and_then(|_| lease.requirement_elsewhere());
-            parts.chain(lost).collect::<Vec<_>>()
-        });
-        needed.collect()
+    /// Returns what devices must be like for a lease to go on, if it waits for some.
+    pub(super) fn needed_by(&self, id: LeaseId) -> Vec<Requirement> {
+        let lease = self.leases.get(id);
+        let Some(lease) = lease.filter(|_| self.attached_owner(id).is_some()) else {
+            return Vec::new();
+        };
+        let parts = match lease.standing {
+            Standing::Resuming { .. } => &lease.parts[..],
+            Standing::Running | Standing::Lost(_) | Standing::Suspended { .. } => &[],
+        };
+        let parts = parts.iter().map(|part| part.requirement.clone());
+        let lost = lease.lost().and_then(|_| lease.requirement_elsewhere());
+        parts.chain(lost).collect()
     }
 }
 

@@ -40,10 +40,8 @@ impl Engine {
         // These need another worker, whichever that is.
         let draining = self.pool.index().draining().iter();
         let at_draining = draining.flat_map(|worker| index.of_worker(*worker));
-        let waiting = index.unsettled().filter(|id| {
-            let lease = self.leases.get(*id);
-            lease.is_some_and(|lease| !self.lacks_devices(*id, lease))
-        });
+        let patient = index.patient(|it, count| self.has_free_in_pool(it, count));
+        let waiting = index.restless().chain(patient);
         let due = waiting.chain(index.handing_over());
         let due = due.chain(at_draining);
         let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();

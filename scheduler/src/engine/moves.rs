@@ -13,7 +13,7 @@ use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 use super::Engine;
 use super::assignment::assign;
 use crate::command::Command;
-use crate::device::{DeviceSpec, Requirement};
+use crate::device::Requirement;
 use crate::event::{AssignedKeeper, DeviceRef, GrantedDevice};
 use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
 use crate::pool::Worker;
@@ -173,10 +173,9 @@ impl Engine {
     /// to one of their holders, as far as these have devices. A lease that has none and needs more
     /// than are free has these held back for it; otherwise new leases would take them one by one.
     pub(super) fn move_leases(&mut self) {
-        let without_devices = self.leases_without_devices();
         let held_back = self.pool.take_held_back();
         let mut later = Vec::new();
-        for id in without_devices {
+        for id in self.leases_to_look_at() {
             match self.comes_after_guaranteed(id) {
                 true => later.push(id),
                 false => drop(self.go_on_or_wait(id)),
@@ -232,9 +231,8 @@ impl Engine {
         }
         let mut parts = lease.parts.iter();
         parts.any(|part| {
-            let accepts = |device: &DeviceSpec| part.requirement.accepts(device);
-            let free = self.pool.index().free().count(accepts);
-            free < part.devices && part.requirement.share.is_none()
+            let is_whole = part.requirement.share.is_none();
+            is_whole && !self.has_free_in_pool(&part.requirement, part.devices)
         })
     }
 

@@ -125,9 +125,9 @@ impl Engine {
 
     /// Returns whether a spot lease waits whose tenant has a limit.
     pub(super) fn has_limited_spot_that_waits(&self) -> bool {
-        let mut waiting = self.leases.index().unsettled();
-        waiting.any(|id| {
-            let lease = self.leases.get(id).filter(|it| it.is_spot);
+        let mut spot = self.leases.index().spot();
+        spot.any(|id| {
+            let lease = self.leases.get(id).filter(|it| !it.runs());
             let tenant = lease.and_then(|it| it.tenant.as_ref());
             tenant.is_some_and(|it| self.policy_of(it).limit != TenantLimit::default())
         })

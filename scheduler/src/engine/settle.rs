@@ -50,7 +50,7 @@ impl Engine {
     /// changed.
     fn next_change(&self) -> Timestamp {
         let index = self.leases.index();
-        let waiting = index.unsettled().filter_map(|id| self.leases.get(id));
+        let waiting = index.restless().filter_map(|id| self.leases.get(id));
         let avoided = waiting.flat_map(|lease| lease.avoided.values().copied());
         let silent = self.pool.index().disconnected().iter();
         let silent = silent.filter_map(|worker| self.gives_way_at(*worker));

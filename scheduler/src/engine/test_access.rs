@@ -53,7 +53,8 @@ impl Engine {
     /// Returns what devices must be like for leases to go on that wait and come before requests for which spot leases
     /// make room.
     pub(crate) fn needed_before_spot(&self) -> Vec<Requirement> {
-        self.needed_by(|_, lease| !lease.is_spot)
+        let waiting = self.leases.iter().filter(|(_, lease)| !lease.is_spot);
+        waiting.flat_map(|(id, _)| self.needed_by(id)).collect()
     }
 
     /// Returns whether a request of a tenant with a limit can count on devices.

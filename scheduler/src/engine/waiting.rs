@@ -1,7 +1,5 @@
 //! The leases and requests that wait for devices, in the order in which they get them, and why.
 
-use std::collections::BTreeSet;
-
 use tensord_proto::ids::{LeaseId, WorkerId};
 
 use super::Engine;
@@ -52,8 +50,29 @@ impl Engine {
     /// death has interrupted, as they had devices until then; and then by the time at which the lease ends,
     /// or would end if it had been lost when it was resumed.
     pub(super) fn leases_without_devices(&self) -> Vec<LeaseId> {
-        let unsettled = self.leases.index().unsettled();
-        let ordered = unsettled.filter_map(|id| {
+        self.in_order(self.leases.index().unsettled())
+    }
+
+    /// Returns those of the leases that have no devices for which something may have to be done now, in the same order:
+    /// none that was suspended for others if the pool has too few free devices for it.
+    pub(super) fn leases_to_look_at(&self) -> Vec<LeaseId> {
+        let index = self.leases.index();
+        let may_make_room = index.has_spot();
+        let patient = index.patient(|requirement, count| {
+            may_make_room || self.has_free_in_pool(requirement, count)
+        });
+        self.in_order(index.restless().chain(patient))
+    }
+
+    /// Returns whether the whole pool has so many free devices that meet a requirement.
+    pub(super) fn has_free_in_pool(&self, requirement: &Requirement, count: usize) -> bool {
+        let free = self.pool.index().free();
+        free.count(|device| requirement.accepts(device)) >= count
+    }
+
+    /// Returns those of these leases that have no devices, in the order in which they get some.
+    fn in_order(&self, leases: impl Iterator<Item = LeaseId>) -> Vec<LeaseId> {
+        let ordered = leases.filter_map(|id| {
             let lease = self.leases.get(id)?;
             let (is_interrupted, since) = match &lease.standing {
                 Standing::Running => return None,
@@ -66,7 +85,8 @@ impl Engine {
             };
             Some((!is_interrupted, since, id))
         });
-        let ordered: BTreeSet<_> = ordered.collect();
+        let mut ordered: Vec<_> = ordered.collect();
+        ordered.sort_unstable();
         ordered.into_iter().map(|(.., id)| id).collect()
     }
 

@@ -6,6 +6,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::by_key;
 use crate::engine::suspension::MAX_HELD;
+use crate::device::Requirement;
 use crate::lease::{Keeper, Lease, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
@@ -24,6 +25,9 @@ pub(super) struct Keys {
     /// The workers that hold its snapshots.
     holders: BTreeSet<WorkerId>,
     is_unsettled: bool,
+    patience: Option<Patience>,
+    /// The tenant, if the lease is patient.
+    tenant: Option<TenantName>,
     is_suspended: bool,
     ends_at: Option<Timestamp>,
     /// When it will have had devices for as long as it may.
@@ -35,6 +39,8 @@ pub(super) struct Keys {
     /// Whether it is a spot lease that has devices or waits for some.
     is_spot: bool,
     is_reclaimed: bool,
+    /// Whether it has passed reservations, with or without devices.
+    has_passed: bool,
     is_interruptible: bool,
     /// The requests whose reservations it has passed, if it has devices.
     passed: BTreeSet<LeaseId>,
@@ -56,6 +62,7 @@ impl Keys {
             Standing::Lost(_) | Standing::Resuming { .. } => true,
             Standing::Suspended { .. } => !lease.is_standing_reported,
         };
+        let patience = patience(lease);
         let tenant = lease
             .tenant
             .as_ref()
@@ -70,6 +77,8 @@ impl Keys {
             },
             holders: lease.holders(),
             is_unsettled: waits,
+            tenant: lease.tenant.clone().filter(|_| patience.is_some()),
+            patience,
             is_suspended,
             ends_at: lease.ends_at(),
             time_over_at: lease.time_over_at(),
@@ -78,6 +87,7 @@ impl Keys {
             granted_at: lease.granted_at,
             is_spot: lease.is_spot && (lease.counts() || waits),
             is_reclaimed: lease.is_reclaimed,
+            has_passed: !lease.passed.is_empty(),
             is_interruptible: lease.is_interruptible(),
             passed: match lease.counts() {
                 true => lease.passed.clone(),
@@ -87,12 +97,35 @@ impl Keys {
     }
 }
 
+/// What a lease waits for that was suspended for others and resumed, as its client knows: as many devices like this of
+/// one worker, at least. Nothing need be done for it until they are free.
+type Patience = (Requirement, usize);
+
+/// Returns what a lease waits for for which nothing need be done until then.
+fn patience(lease: &Lease) -> Option<Patience> {
+    let is_resumed = matches!(lease.standing, Standing::Resuming { cause: None, .. });
+    let is_known = lease.is_reclaimed && lease.is_standing_reported && lease.tenant.is_some();
+    let is_handed_over = !lease.keepers.is_empty() || !lease.avoided.is_empty();
+    if !is_resumed || !is_known || is_handed_over {
+        return None;
+    }
+    let whole = lease.parts.iter().filter(|it| it.requirement.share.is_none());
+    let largest = whole.max_by_key(|part| part.devices)?;
+    Some((largest.requirement.clone(), largest.devices))
+}
+
 /// Indexes of leases, and sums over them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeaseIndex {
     by_owner: BTreeMap<ClientId, BTreeSet<LeaseId>>,
     by_worker: BTreeMap<WorkerId, BTreeSet<LeaseId>>,
     unsettled: BTreeSet<LeaseId>,
+    /// Those of them that are not patient.
+    restless: BTreeSet<LeaseId>,
+    /// Those of them for which nothing need be done before there are free devices, by what they wait for.
+    patient: BTreeMap<Patience, BTreeSet<LeaseId>>,
+    /// The same by tenant.
+    patient_of: BTreeMap<TenantName, BTreeSet<LeaseId>>,
     ends: BTreeSet<(Timestamp, LeaseId)>,
     time_over: BTreeSet<(Timestamp, LeaseId)>,
     unclaimed: usize,
@@ -117,6 +150,7 @@ pub(crate) struct LeaseIndex {
     used_for_spot: BTreeMap<TenantName, Amounts>,
     /// The spot leases that have devices or wait for some.
     spot: BTreeSet<LeaseId>,
+    /// The leases that were suspended for requests, and have passed reservations.
     reclaimed: BTreeSet<LeaseId>,
     /// The leases that run, and may be suspended or end if their devices are needed.
     interruptible: BTreeSet<LeaseId>,
@@ -170,8 +204,12 @@ impl LeaseIndex {
             }
         };
         change(&mut self.unsettled, keys.is_unsettled);
+        change(
+            &mut self.restless,
+            keys.is_unsettled && keys.patience.is_none(),
+        );
         change(&mut self.spot, keys.is_spot);
-        change(&mut self.reclaimed, keys.is_reclaimed);
+        change(&mut self.reclaimed, keys.is_reclaimed && keys.has_passed);
         change(&mut self.interruptible, keys.is_interruptible);
         let is_handing_over = keys.is_suspended && !keys.keepers.is_empty();
         change(&mut self.handing_over, is_handing_over);
@@ -179,6 +217,18 @@ impl LeaseIndex {
             match is_added {
                 true => by_key::insert(&mut self.by_owner, owner, id),
                 false => by_key::remove(&mut self.by_owner, &owner, &id),
+            }
+        }
+        if let (Some(patience), Some(tenant)) = (&keys.patience, &keys.tenant) {
+            match is_added {
+                true => {
+                    by_key::insert(&mut self.patient, patience.clone(), id);
+                    by_key::insert(&mut self.patient_of, tenant.clone(), id);
+                }
+                false => {
+                    by_key::remove(&mut self.patient, patience, &id);
+                    by_key::remove(&mut self.patient_of, tenant, &id);
+                }
             }
         }
         if let Some((tenant, _)) = keys.charge.as_ref().filter(|_| !keys.is_spot) {
@@ -256,6 +306,30 @@ impl LeaseIndex {
     /// yet.
     pub(crate) fn unsettled(&self) -> impl Iterator<Item = LeaseId> {
         self.unsettled.iter().copied()
+    }
+
+    /// Returns those of the [unsettled](Self::unsettled) leases for which something may have to be done, although there
+    /// are no free devices for them.
+    pub(crate) fn restless(&self) -> impl Iterator<Item = LeaseId> {
+        self.restless.iter().copied()
+    }
+
+    /// Returns the others of the unsettled leases: those for which `has_free` returns true, of devices that each needs
+    /// so many of at one worker.
+    pub(crate) fn patient(
+        &self,
+        has_free: impl Fn(&Requirement, usize) -> bool,
+    ) -> impl Iterator<Item = LeaseId> {
+        let groups = self.patient.iter();
+        let groups = groups.filter(move |((requirement, count), _)| has_free(requirement, *count));
+        groups.flat_map(|(_, leases)| leases).copied()
+    }
+
+    /// Returns the patient leases by tenant.
+    pub(crate) fn patient_by_tenant(
+        &self,
+    ) -> impl Iterator<Item = (&TenantName, &BTreeSet<LeaseId>)> {
+        self.patient_of.iter()
     }
 
     /// Returns the times at which leases end whose client or worker is away, the earliest first.
@@ -339,7 +413,7 @@ impl LeaseIndex {
         &self.used_for_spot
     }
 
-    /// Returns the leases that were suspended for requests and wait to go on.
+    /// Returns the leases that were suspended for requests and wait to go on, and have passed reservations.
     pub(crate) fn reclaimed(&self) -> impl Iterator<Item = LeaseId> {
         self.reclaimed.iter().copied()
     }
