@@ -73,7 +73,7 @@ use crate::pool::Pool;
 use crate::queue::Queue;
 use crate::reason::EndReason;
 use crate::snapshot::{LeaseSnapshot, Snapshot};
-use crate::tenants::{PastUse, Policy, TenantName};
+use crate::tenants::{KnownGuaranteed, PastUse, Policy, TenantName};
 use crate::time::Timestamp;
 
 /// The scheduler's state. See the crate's documentation.
@@ -111,6 +111,7 @@ pub struct Engine {
     before_spot: Option<(OrderBasis, Vec<LeaseId>)>,
     /// What the requests within guarantees were found from.
     guaranteed_basis: Option<GuaranteedBasis>,
+    known_guaranteed: KnownGuaranteed,
     /// Rises whenever the policy changes.
     policy_version: u64,
     /// Rises whenever the past of a tenant changes.
@@ -170,6 +171,7 @@ impl Engine {
             reservations_basis: None,
             before_spot: None,
             guaranteed_basis: None,
+            known_guaranteed: KnownGuaranteed::default(),
             policy_version: 0,
             past_version: 0,
             counting: CountingRequests::default(),

@@ -11,6 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::ops::Bound;
 
 use tensord_proto::ids::{ClientId, LeaseId, RequestId};
@@ -90,6 +91,11 @@ pub(crate) struct Rank {
 pub(crate) struct TenantRequests {
     len: usize,
     by_shape: BTreeMap<Shape, BTreeSet<Rank>>,
+    /// The next request beyond its guarantee of each shape, other than those for spot leases.
+    heads: BTreeMap<Rank, Shape>,
+    head_of_shape: BTreeMap<Shape, Rank>,
+    /// Rises with each change, and is never that of other requests of the pool.
+    version: u64,
 }
 
 impl TenantRequests {
@@ -102,6 +108,31 @@ impl TenantRequests {
     pub(crate) fn shape_of(&self, demand: &Demand) -> Option<&Shape> {
         let known = self.by_shape.get_key_value(&Shape::of(demand));
         known.map(|(shape, _)| shape)
+    }
+
+    /// Returns the next request beyond its guarantee of each shape, other than those for spot leases, in order.
+    pub(crate) fn heads(&self) -> &BTreeMap<Rank, Shape> {
+        &self.heads
+    }
+
+    /// Returns a number that is another one whenever these are other requests.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Finds the next request of a shape that is not `guaranteed`.
+    fn find_head(&mut self, shape: &Shape, guaranteed: &Guaranteed) {
+        let ranks = self.by_shape.get(shape).filter(|_| !shape.is_spot);
+        let mut ranks = ranks.into_iter().flatten();
+        let head = ranks.find(|it| !guaranteed.contains(it.lease)).copied();
+        let before = match head {
+            Some(head) => self.head_of_shape.insert(shape.clone(), head),
+            None => self.head_of_shape.remove(shape),
+        };
+        if before != head {
+            before.and_then(|before| self.heads.remove(&before));
+            self.heads.extend(head.map(|head| (head, shape.clone())));
+        }
     }
 
     /// Returns the number of different shapes.
@@ -250,6 +281,8 @@ impl Queue {
         let shape = Shape::of(&removed.demand);
         if let Some(requests) = self.by_tenant.get_mut(&removed.tenant) {
             requests.remove(&shape, removed.rank());
+            requests.find_head(&shape, &self.guaranteed);
+            requests.version = self.requests_version;
             if requests.len == 0 {
                 self.by_tenant.remove(&removed.tenant);
             }
@@ -311,7 +344,16 @@ impl Queue {
         let has_new = leases.any(|lease| !self.guaranteed.contains(*lease));
         self.has_newly_guaranteed |= has_new;
         self.version += u64::from(self.guaranteed != guaranteed);
-        self.guaranteed = guaranteed;
+        let before = mem::replace(&mut self.guaranteed, guaranteed);
+        for lease in before.others_than(&self.guaranteed) {
+            let waiting = self.requests.get(&lease);
+            let waiting = waiting.map(|it| (&it.tenant, Shape::of(&it.demand)));
+            if let Some((tenant, shape)) = waiting
+                && let Some(requests) = self.by_tenant.get_mut(tenant)
+            {
+                requests.find_head(&shape, &self.guaranteed);
+            }
+        }
         has_new
     }
 
@@ -349,12 +391,29 @@ impl Queue {
         let (lease, shape) = (waiting.lease, Shape::of(&waiting.demand));
         by_key::increment(&mut self.shapes, shape.clone());
         let of_tenant = self.by_tenant.entry(waiting.tenant.clone()).or_default();
-        of_tenant.insert(shape, waiting.rank());
+        of_tenant.insert(shape.clone(), waiting.rank());
+        of_tenant.find_head(&shape, &self.guaranteed);
+        of_tenant.version = self.requests_version;
         self.by_client
             .insert((waiting.client, waiting.request), lease);
         self.by_arrival
             .insert((waiting.since, waiting.number), lease);
         let replaced = self.requests.insert(lease, waiting);
         assert!(replaced.is_none(), "lease id {lease} was used twice");
+    }
+}
+
+#[cfg(test)]
+impl Queue {
+    /// Asserts that the next requests are those of each tenant and shape.
+    pub(crate) fn check_heads(&self) {
+        for requests in self.by_tenant.values() {
+            let heads = requests.by_shape().filter_map(|(shape, ranks)| {
+                let mut beyond = ranks.iter().filter(|it| !self.guaranteed.contains(it.lease));
+                let head = beyond.next().filter(|it| !it.is_spot)?;
+                Some((*head, shape.clone()))
+            });
+            assert_eq!(requests.heads, heads.collect());
+        }
     }
 }

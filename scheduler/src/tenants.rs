@@ -29,7 +29,7 @@ use tensord_proto::share::WHOLE_PERMILLE;
 
 use crate::device::{Demand, DeviceSpec, Memory, Share};
 
-pub(crate) use order::{Guaranteed, Kinds, Shares, guaranteed, order};
+pub(crate) use order::{Guaranteed, Kinds, KnownGuaranteed, Shares, guaranteed, order};
 pub(crate) use past::PastUse;
 
 /// The name of a tenant.

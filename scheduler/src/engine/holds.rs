@@ -306,11 +306,14 @@ impl Engine {
 
     /// Returns so many of the requests beyond guarantees that are next, other than those for spot leases.
     fn first_in_order(&self, count: usize) -> Vec<LeaseId> {
-        let heads = self.heads_in_order().into_iter();
-        let first = heads.flat_map(|(_, tenant, head, shape)| {
-            let requests = self.queue.by_tenant().get(tenant);
-            let of_shape = requests.into_iter().flat_map(|it| it.of_shape(shape));
-            of_shape.skip_while(move |rank| *rank < head)
+        let tenants = self.tenants_in_order().into_values();
+        let heads = tenants.flat_map(|requests| {
+            let heads = requests.heads().iter();
+            heads.map(move |(head, shape)| (requests, head, shape))
+        });
+        let first = heads.flat_map(|(requests, head, shape)| {
+            let of_shape = requests.of_shape(shape);
+            of_shape.skip_while(move |rank| rank < head)
         });
         let first = first.take(count);
         first.map(|rank| rank.lease).collect()

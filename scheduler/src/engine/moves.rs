@@ -230,10 +230,7 @@ impl Engine {
             return false;
         }
         let mut parts = lease.parts.iter();
-        parts.any(|part| {
-            let is_whole = part.requirement.share.is_none();
-            is_whole && !self.has_free_in_pool(&part.requirement, part.devices)
-        })
+        parts.any(|part| !self.has_free_in_pool(&part.requirement, part.devices))
     }
 
     /// Returns the leases that have devices of a worker which is to have no leases.

@@ -1,6 +1,7 @@
 //! Requests that wait: the order in which they get devices, and their grants and refusals.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
@@ -14,7 +15,8 @@ use crate::pool::Feasibility;
 use crate::queue::{QueuedRequest, Rank};
 use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::{
-    Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, guaranteed, order,
+    Amounts, Guaranteed, Kinds, KnownGuaranteed, NOTHING, TenantLimit, TenantName, guaranteed,
+    order,
 };
 use crate::time::Timestamp;
 use crate::wait_reason::WaitReason;
@@ -234,9 +236,16 @@ impl Engine {
             offered: self.pool.index().offered_version(),
             policy: self.policy_version,
         };
-        if self.guaranteed_basis.replace(basis) == Some(basis) {
+        let before = self.guaranteed_basis.replace(basis);
+        if before == Some(basis) {
             return false;
         }
+        let are_known = before
+            .is_some_and(|it| (it.offered, it.policy) == (basis.offered, basis.policy));
+        let mut known = match are_known {
+            true => mem::take(&mut self.known_guaranteed),
+            false => KnownGuaranteed::default(),
+        };
         let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
         let spot = self.leases.index().used_for_spot();
         let mut tenants = self.policy.iter();
@@ -245,9 +254,13 @@ impl Engine {
                 !policy.guaranteed.is_empty() && requests.contains_key(tenant)
             });
         let guaranteed = match is_needed {
-            true => guaranteed(&self.policy, used, spot, &self.kinds(), requests),
+            true => {
+                let kinds = || self.kinds();
+                guaranteed(&self.policy, used, spot, kinds, requests, &mut known)
+            }
             false => Guaranteed::default(),
         };
+        self.known_guaranteed = known;
         self.queue.set_guaranteed(guaranteed)
     }
 
@@ -298,8 +311,22 @@ impl Engine {
         loop {
             self.find_guaranteed();
             let mut has_granted = false;
+            let mut fitting = BTreeMap::<Shape, bool>::new();
             for lease in self.queue.guaranteed().order.clone() {
-                has_granted |= self.try_grant(lease);
+                let Some(waiting) = self.queue.get(lease) else {
+                    continue;
+                };
+                let shape = Shape::of(&waiting.demand);
+                let has_free = fitting.get(&shape).copied();
+                let has_free = has_free.unwrap_or_else(|| self.has_free(&shape));
+                let may_fit = has_free || self.pool.is_held_back_for(lease);
+                let is_granted = may_fit && self.try_grant(lease);
+                has_granted |= is_granted;
+                // There are fewer devices now.
+                match is_granted {
+                    true => fitting.clear(),
+                    false => drop(fitting.insert(shape, has_free)),
+                }
             }
             if !has_granted {
                 return;

@@ -211,21 +211,25 @@ impl Engine {
     fn reservations_now(&self) -> Reservations {
         let latest = self.latest_due();
         let latest = latest.filter(|_| self.options.order == RequestOrder::Fair);
-        let Some((latest_due, _)) = latest else {
+        let Some(latest_due) = latest else {
             return Reservations::default();
         };
-        let heads = self.heads_in_order();
-        let beyond = heads
-            .iter()
-            .map(|(_, tenant, rank, shape)| (*tenant, *rank, *shape));
+        let tenants = self.tenants_in_order();
+        let beyond = tenants.iter().flat_map(|((_, tenant), requests)| {
+            let heads = requests.heads().iter();
+            heads.map(|(rank, shape)| (*tenant, *rank, shape))
+        });
         let guaranteed = self.guaranteed_heads();
         let is_due = |(_, rank, _): &Head<'_>| {
             let waiting = self.queue.get(rank.lease);
-            waiting.is_some_and(|it| it.since <= latest_due)
+            waiting.is_some_and(|it| it.since <= latest_due.0)
         };
         let mut unclaimed: BTreeSet<_> = self.pool.classes().collect();
         let mut all = Vec::new();
         for (tenant, rank, shape) in guaranteed.into_iter().chain(beyond).filter(is_due) {
+            if unclaimed.is_empty() {
+                break;
+            }
             let limit = &self.policy_of(tenant).limit;
             // Spot leases of the tenant make room within its limit (`own_spot.rs`). If they counted, a request would get
             // its reservation only after that, and keep a later one from devices for which some made room, too.
@@ -250,9 +254,8 @@ impl Engine {
                 all.push(reservation);
             }
         }
-        let places = heads
-            .iter()
-            .map(|(place, tenant, ..)| ((*tenant).clone(), *place));
+        let places = tenants.keys();
+        let places = places.map(|(place, tenant)| ((*tenant).clone(), *place));
         let places = places.filter(|_| !all.is_empty()).collect();
         Reservations { all, places }
     }
@@ -277,44 +280,22 @@ impl Engine {
         })
     }
 
-    /// Returns the next request beyond guarantees of each tenant and shape, other than those for spot leases, the
-    /// first first; each with the place of its tenant. Spot leases do not count in that: otherwise one that is suspended
-    /// for a request could make another tenant the next, whose reservation keeps the request from the devices.
-    pub(super) fn heads_in_order(&self) -> Vec<(Place, &TenantName, Rank, &Shape)> {
-        let (pool, taken) = (self.pool.amounts(), self.taken_for_reservations());
-        let mut tenants = BTreeMap::<(Place, &TenantName), BTreeMap<Rank, &Shape>>::new();
-        for (tenant, requests) in self.queue.by_tenant() {
-            let heads = self.heads(tenant, requests);
-            let heads: BTreeMap<_, _> = heads.map(|(_, rank, shape)| (rank, shape)).collect();
-            let Some((first, _)) = heads.first_key_value() else {
-                continue;
-            };
+    /// Returns the tenants with requests beyond guarantees, other than those for spot leases, in order; each with its
+    /// place. Spot leases do not count in that: otherwise one that is suspended for a request could make another tenant
+    /// the next, whose reservation keeps the request from the devices.
+    pub(super) fn tenants_in_order(&self) -> BTreeMap<(Place, &TenantName), &TenantRequests> {
+        let pool = self.pool.amounts();
+        let (taken, passed) = (self.taken_for_reservations(), self.passed_own());
+        let tenants = self.queue.by_tenant().iter().filter_map(|(tenant, requests)| {
+            let (first, _) = requests.heads().first_key_value()?;
             let used = self.used_without_spot(tenant);
             let mut used = self.queue.guaranteed().with(&used, tenant);
-            used.subtract(&self.passed_own(tenant, heads.keys()));
+            used.subtract(passed.get(tenant).unwrap_or(&NOTHING));
             used.add(taken.get(tenant).unwrap_or(&NOTHING));
             let share = self.shares(&pool).key(tenant, &used, &NOTHING);
-            tenants.insert(((share, first.number), tenant), heads);
-        }
-        let heads = tenants.into_iter().flat_map(|((place, tenant), heads)| {
-            let heads = heads.into_iter();
-            heads.map(move |(rank, shape)| (place, tenant, rank, shape))
+            Some((((share, first.number), tenant), requests))
         });
-        heads.collect()
-    }
-
-    /// Returns the next request beyond its guarantee of each shape of a tenant.
-    fn heads<'a>(
-        &self,
-        tenant: &'a TenantName,
-        requests: &'a TenantRequests,
-    ) -> impl Iterator<Item = Head<'a>> {
-        let guaranteed = self.queue.guaranteed();
-        let shapes = requests.by_shape().filter(|(shape, _)| !shape.is_spot);
-        shapes.filter_map(move |(shape, ranks)| {
-            let mut beyond = ranks.iter().filter(|it| !guaranteed.contains(it.lease));
-            Some((tenant, *beyond.next()?, shape))
-        })
+        tenants.collect()
     }
 
     /// Returns the next request within its guarantee of each tenant and shape, in order. Leases of others that cannot be
@@ -352,21 +333,28 @@ impl Engine {
         taken
     }
 
-    /// Returns what a tenant has that passed one of these requests of its own, without spot leases.
-    fn passed_own<'a>(
-        &self,
-        tenant: &TenantName,
-        heads: impl Iterator<Item = &'a Rank>,
-    ) -> Amounts {
-        let passing = heads.flat_map(|head| self.leases.index().passing(head.lease));
-        let passing: BTreeSet<_> = passing.collect();
-        let mut has = Amounts::default();
-        for lease in passing.into_iter().filter_map(|id| self.leases.get(id)) {
-            if lease.tenant.as_ref() == Some(tenant) && !lease.is_spot {
-                has.add(&lease.charge);
-            }
+    /// Returns what tenants have that passed requests of their own which are next of their shape, without spot leases.
+    fn passed_own(&self) -> BTreeMap<&TenantName, Amounts> {
+        let passed = self.leases.index().passed().filter_map(|(request, leases)| {
+            let waiting = self.queue.get(*request)?;
+            let requests = self.queue.by_tenant().get(&waiting.tenant)?;
+            let is_next = requests.heads().contains_key(&waiting.rank());
+            is_next.then_some((&waiting.tenant, leases))
+        });
+        let mut leases_of = BTreeMap::<_, BTreeSet<LeaseId>>::new();
+        for (tenant, leases) in passed {
+            leases_of.entry(tenant).or_default().extend(leases);
         }
-        has
+        let has = leases_of.into_iter().map(|(tenant, leases)| {
+            let mut has = Amounts::default();
+            for lease in leases.into_iter().filter_map(|id| self.leases.get(id)) {
+                if lease.tenant.as_ref() == Some(tenant) && !lease.is_spot {
+                    has.add(&lease.charge);
+                }
+            }
+            (tenant, has)
+        });
+        has.collect()
     }
 }
 

@@ -29,6 +29,7 @@ impl Engine {
         self.leases.check_index();
         self.pool.check_index();
         self.check_borrowed();
+        self.queue.check_heads();
         for worker in self.pool.ids() {
             let kept = self.pool.get(worker).map(|worker| worker.kept());
             assert_eq!(kept, Some(self.leases.index().kept(worker)), "{worker}");

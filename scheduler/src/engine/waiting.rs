@@ -64,10 +64,12 @@ impl Engine {
         self.in_order(index.restless().chain(patient))
     }
 
-    /// Returns whether the whole pool has so many free devices that meet a requirement.
+    /// Returns whether the whole pool has so many free devices that meet a requirement, or room for the share that it needs.
     pub(super) fn has_free_in_pool(&self, requirement: &Requirement, count: usize) -> bool {
-        let free = self.pool.index().free();
-        free.count(|device| requirement.accepts(device)) >= count
+        let index = self.pool.index();
+        let accepts = |device: &DeviceSpec| requirement.accepts(device);
+        let share_of = |device: &DeviceSpec| requirement.share.filter(|_| accepts(device));
+        index.free().count(accepts) >= count || index.with_room(share_of).next().is_some()
     }
 
     /// Returns those of these leases that have no devices, in the order in which they get some.

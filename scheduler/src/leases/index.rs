@@ -109,8 +109,7 @@ fn patience(lease: &Lease) -> Option<Patience> {
     if !is_resumed || !is_known || is_handed_over {
         return None;
     }
-    let whole = lease.parts.iter().filter(|it| it.requirement.share.is_none());
-    let largest = whole.max_by_key(|part| part.devices)?;
+    let largest = lease.parts.iter().max_by_key(|part| part.devices)?;
     Some((largest.requirement.clone(), largest.devices))
 }
 
@@ -401,6 +400,11 @@ impl LeaseIndex {
     /// Returns the leases that have devices and have passed the reservation of a request.
     pub(crate) fn passing(&self, request: LeaseId) -> impl Iterator<Item = LeaseId> {
         self.passing.get(&request).into_iter().flatten().copied()
+    }
+
+    /// Returns the requests whose reservations leases have passed that have devices, each with these.
+    pub(crate) fn passed(&self) -> impl Iterator<Item = (&LeaseId, &BTreeSet<LeaseId>)> {
+        self.passing.iter()
     }
 
     /// Returns what each tenant has that has something.

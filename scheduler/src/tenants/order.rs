@@ -1,5 +1,6 @@
 //! The order in which requests get devices.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tensord_proto::ids::LeaseId;
@@ -32,6 +33,12 @@ impl Guaranteed {
         self.leases.contains(&lease)
     }
 
+    /// Returns the requests that are among either these or `other` ones.
+    pub(crate) fn others_than(&self, other: &Self) -> Vec<LeaseId> {
+        let others = self.leases.symmetric_difference(&other.leases);
+        others.copied().collect()
+    }
+
     /// Returns what a tenant that has `used` would have if they were granted.
     pub(crate) fn with(&self, used: &Amounts, tenant: &TenantName) -> Amounts {
         let mut all = used.clone();
@@ -40,17 +47,36 @@ impl Guaranteed {
     }
 }
 
+/// The requests of each tenant that are within its guarantee, as they were found last.
+#[derive(Debug, Default)]
+pub(crate) struct KnownGuaranteed(BTreeMap<TenantName, OfTenant>);
+
+/// The requests of a tenant that are within its guarantee.
+#[derive(Debug)]
+struct OfTenant {
+    /// What the tenant had, without spot leases.
+    used: Amounts,
+    /// The version of its requests.
+    version: u64,
+    ranks: Vec<Rank>,
+    charge: Amounts,
+}
+
 /// Returns the requests that are within the guarantees of their tenants, which have `used`, of that `spot` in
-/// spot leases.
-pub(crate) fn guaranteed(
+/// spot leases. What is `known` stands for tenants that have the same requests and devices as before; it must be that
+/// of the same policy and kinds.
+pub(crate) fn guaranteed<'a>(
     policy: &Policy,
     used: &BTreeMap<TenantName, Amounts>,
     spot: &BTreeMap<TenantName, Amounts>,
-    kinds: &Kinds<'_>,
+    kinds: impl Fn() -> Kinds<'a>,
     requests: &Requests,
+    known: &mut KnownGuaranteed,
 ) -> Guaranteed {
     let mut found = Guaranteed::default();
     let mut by_tenant = Vec::new();
+    let kinds = LazyCell::new(kinds);
+    known.0.retain(|tenant, _| requests.contains_key(tenant));
     for (tenant, policy) in policy {
         let Some(requests) = requests.get(tenant) else {
             continue;
@@ -60,10 +86,24 @@ pub(crate) fn guaranteed(
         }
         let mut used = used.get(tenant).unwrap_or(&NOTHING).clone();
         used.subtract(spot.get(tenant).unwrap_or(&NOTHING));
-        let (ranks, charge) = within_guarantee(policy, used, kinds, requests);
-        found.leases.extend(ranks.iter().map(|rank| rank.lease));
-        found.charges.insert(tenant.clone(), charge);
-        by_tenant.push(VecDeque::from(ranks));
+        let version = requests.version();
+        let is_same = |it: &&OfTenant| it.version == version && it.used == used;
+        if known.0.get(tenant).filter(is_same).is_none() {
+            let (ranks, charge) = within_guarantee(policy, used.clone(), &kinds, requests);
+            let of_tenant = OfTenant {
+                used,
+                version,
+                ranks,
+                charge,
+            };
+            known.0.insert(tenant.clone(), of_tenant);
+        }
+        if let Some(of_tenant) = known.0.get(tenant) {
+            let leases = of_tenant.ranks.iter().map(|rank| rank.lease);
+            found.leases.extend(leases);
+            found.charges.insert(tenant.clone(), of_tenant.charge.clone());
+            by_tenant.push(of_tenant.ranks.iter().copied().collect());
+        }
     }
     found.order = in_order_of_arrival(by_tenant);
     found
@@ -279,8 +319,10 @@ mod tests {
             accepted.map(|device| (&*device.kind, 1000)).collect()
         };
         let kinds = queue.shapes().map(|shape| (shape, kinds_of(shape)));
-        let (kinds, requests) = (kinds.collect(), queue.by_tenant());
-        let guaranteed = guaranteed(&policy, &used, &BTreeMap::new(), &kinds, requests);
+        let (kinds, requests) = (kinds.collect::<Kinds<'_>>(), queue.by_tenant());
+        let mut known = KnownGuaranteed::default();
+        let (none, kinds_of) = (BTreeMap::new(), || kinds.clone());
+        let guaranteed = guaranteed(&policy, &used, &none, kinds_of, requests, &mut known);
         let pool = Amounts::of(&pool);
         let shares = Shares {
             policy: &policy,
