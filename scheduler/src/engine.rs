@@ -43,7 +43,7 @@ mod reservations;
 mod settle;
 mod spot;
 mod stores;
-pub(crate) mod suspension;
+mod suspension;
 #[cfg(test)]
 mod test_access;
 mod unstable_keepers;

@@ -21,6 +21,10 @@ use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 
+/// Maximum number of suspended leases whose snapshots one worker holds: half of what a worker takes, as
+/// it also holds those of leases that go on soon.
+pub(crate) const MAX_HELD: usize = 256;
+
 /// A client's right to use some devices.
 #[derive(Default)]
 pub(crate) struct Lease {

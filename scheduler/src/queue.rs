@@ -409,7 +409,9 @@ impl Queue {
     pub(crate) fn check_heads(&self) {
         for requests in self.by_tenant.values() {
             let heads = requests.by_shape().filter_map(|(shape, ranks)| {
-                let mut beyond = ranks.iter().filter(|it| !self.guaranteed.contains(it.lease));
+                let mut beyond = ranks
+                    .iter()
+                    .filter(|it| !self.guaranteed.contains(it.lease));
                 let head = beyond.next().filter(|it| !it.is_spot)?;
                 Some((*head, shape.clone()))
             });

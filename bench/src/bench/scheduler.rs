@@ -40,9 +40,9 @@ struct Measured {
     bytes_per_lease: Option<f64>,
 }
 
-/// How many times smaller than the plain pool the pools with rules are. Events take longer there, and two sizes show how
-/// much longer in a larger pool.
-const RULES_DIVISORS: [usize; 2] = [4, 16];
+/// How many times smaller than the plain pool the pools with rules are. The two sizes show how much longer events take
+/// in a larger pool.
+const RULES_DIVISORS: [usize; 2] = [1, 4];
 
 /// Of so many leases that end in the plain pool, one ends in a pool with rules.
 const STEPS_DIVISOR: u64 = 20;
@@ -113,7 +113,7 @@ impl Figures {
 ///
 /// If a process fails, or a pool is not as large as it should be.
 pub(super) fn run(context: &Context) -> Result<Report> {
-    // The smallest pool with rules has two workers, one of each kind.
+    // The smallest pool must have devices of both kinds.
     let (workers, leases, waiting) = context.full_or_quick((1000, 10_000, 10_000), (32, 320, 320));
     let steps = context.full_or_quick(20_000, 200);
     let pool = |divisor: usize, has_rules| SchedulerTurn {

@@ -59,7 +59,11 @@ impl KnownBorrowed {
             true => self.within.remove(&tenant),
             false => self.within.insert(tenant, within.clone()),
         };
-        before.unwrap_or_default().symmetric_difference(&within).copied().collect()
+        before
+            .unwrap_or_default()
+            .symmetric_difference(&within)
+            .copied()
+            .collect()
     }
 }
 
@@ -213,7 +217,10 @@ impl Engine {
         stale.extend(self.borrowed.leases.taken());
         for tenant in self.policy.keys() {
             let known = self.borrowed.within.get(tenant).cloned();
-            assert_eq!(known.unwrap_or_default(), self.leases_within_guarantee(tenant));
+            assert_eq!(
+                known.unwrap_or_default(),
+                self.leases_within_guarantee(tenant)
+            );
         }
         for (id, _) in self.leases.iter().filter(|(id, _)| !stale.contains(id)) {
             let known = self.borrowed.leases.get(id).map(|it| &**it);

@@ -12,9 +12,9 @@ use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 
 use super::Engine;
 use super::durable::RECORDED_KEEPER_TIMEOUT;
-use super::suspension::{MAX_HELD, have_snapshots};
+use super::suspension::have_snapshots;
 use crate::event::{HandedOver, HandoverOutcome};
-use crate::lease::{Keeper, Lease};
+use crate::lease::{Keeper, Lease, MAX_HELD};
 use crate::reason::EndReason;
 
 /// How long a worker gets no snapshots of a lease after a handover to it has failed: it may have no room for

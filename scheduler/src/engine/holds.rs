@@ -242,7 +242,11 @@ impl Engine {
         };
         let victims = match need.missing {
             0 => Vec::new(),
-            _ => PossibleVictims::new(self, expected, need).first_enough()?.victims,
+            _ => {
+                PossibleVictims::new(self, expected, need)
+                    .first_enough()?
+                    .victims
+            }
         };
         let Expected {
             coming,

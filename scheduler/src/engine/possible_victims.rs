@@ -92,27 +92,31 @@ impl<'a> PossibleVictims<'a> {
     pub(super) fn first_enough(&self) -> Option<Enough> {
         let missing = self.need.missing;
         let possible = [false, true].into_iter();
-        possible.filter(|it| self.most_useful(*it) >= missing).find_map(|with_ending| {
-            let mut victims = Vec::new();
-            let mut left = missing;
-            let mut all = self.in_order(with_ending);
-            while left > 0 {
-                let victim = all.next()?;
-                left = left.saturating_sub(victim.useful);
-                victims.push(victim);
-            }
-            let at = victims.last().map(|it| it.order().0);
-            Some(Enough {
-                victims,
-                at: at.unwrap_or_default(),
-                with_ending,
+        possible
+            .filter(|it| self.most_useful(*it) >= missing)
+            .find_map(|with_ending| {
+                let mut victims = Vec::new();
+                let mut left = missing;
+                let mut all = self.in_order(with_ending);
+                while left > 0 {
+                    let victim = all.next()?;
+                    left = left.saturating_sub(victim.useful);
+                    victims.push(victim);
+                }
+                let at = victims.last().map(|it| it.order().0);
+                Some(Enough {
+                    victims,
+                    at: at.unwrap_or_default(),
+                    with_ending,
+                })
             })
-        })
     }
 
     /// Returns a number of useful devices that they do not exceed together.
     fn most_useful(&self, with_ending: bool) -> usize {
-        let known = self.classes.map(|it| self.expected.borrowed.devices(it, with_ending));
+        let known = self
+            .classes
+            .map(|it| self.expected.borrowed.devices(it, with_ending));
         known.unwrap_or_default() + useful(&self.listed)
     }
 

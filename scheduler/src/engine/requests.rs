@@ -240,8 +240,8 @@ impl Engine {
         if before == Some(basis) {
             return false;
         }
-        let are_known = before
-            .is_some_and(|it| (it.offered, it.policy) == (basis.offered, basis.policy));
+        let are_known =
+            before.is_some_and(|it| (it.offered, it.policy) == (basis.offered, basis.policy));
         let mut known = match are_known {
             true => mem::take(&mut self.known_guaranteed),
             false => KnownGuaranteed::default(),

@@ -286,15 +286,19 @@ impl Engine {
     pub(super) fn tenants_in_order(&self) -> BTreeMap<(Place, &TenantName), &TenantRequests> {
         let pool = self.pool.amounts();
         let (taken, passed) = (self.taken_for_reservations(), self.passed_own());
-        let tenants = self.queue.by_tenant().iter().filter_map(|(tenant, requests)| {
-            let (first, _) = requests.heads().first_key_value()?;
-            let used = self.used_without_spot(tenant);
-            let mut used = self.queue.guaranteed().with(&used, tenant);
-            used.subtract(passed.get(tenant).unwrap_or(&NOTHING));
-            used.add(taken.get(tenant).unwrap_or(&NOTHING));
-            let share = self.shares(&pool).key(tenant, &used, &NOTHING);
-            Some((((share, first.number), tenant), requests))
-        });
+        let tenants = self
+            .queue
+            .by_tenant()
+            .iter()
+            .filter_map(|(tenant, requests)| {
+                let (first, _) = requests.heads().first_key_value()?;
+                let used = self.used_without_spot(tenant);
+                let mut used = self.queue.guaranteed().with(&used, tenant);
+                used.subtract(passed.get(tenant).unwrap_or(&NOTHING));
+                used.add(taken.get(tenant).unwrap_or(&NOTHING));
+                let share = self.shares(&pool).key(tenant, &used, &NOTHING);
+                Some((((share, first.number), tenant), requests))
+            });
         tenants.collect()
     }
 
@@ -335,12 +339,16 @@ impl Engine {
 
     /// Returns what tenants have that passed requests of their own which are next of their shape, without spot leases.
     fn passed_own(&self) -> BTreeMap<&TenantName, Amounts> {
-        let passed = self.leases.index().passed().filter_map(|(request, leases)| {
-            let waiting = self.queue.get(*request)?;
-            let requests = self.queue.by_tenant().get(&waiting.tenant)?;
-            let is_next = requests.heads().contains_key(&waiting.rank());
-            is_next.then_some((&waiting.tenant, leases))
-        });
+        let passed = self
+            .leases
+            .index()
+            .passed()
+            .filter_map(|(request, leases)| {
+                let waiting = self.queue.get(*request)?;
+                let requests = self.queue.by_tenant().get(&waiting.tenant)?;
+                let is_next = requests.heads().contains_key(&waiting.rank());
+                is_next.then_some((&waiting.tenant, leases))
+            });
         let mut leases_of = BTreeMap::<_, BTreeSet<LeaseId>>::new();
         for (tenant, leases) in passed {
             leases_of.entry(tenant).or_default().extend(leases);

@@ -162,7 +162,9 @@ impl Engine {
         devices: &MayHave,
         expected: &Expected,
     ) -> Option<(Timestamp, usize)> {
-        let there = expected.coming.choose(&self.pool, &entitled.demand, devices, &[]);
+        let there = expected
+            .coming
+            .choose(&self.pool, &entitled.demand, devices, &[]);
         let missing = (entitled.demand.devices as usize).saturating_sub(there.len());
         let need = Need {
             entitled,

@@ -21,13 +21,9 @@ use super::Engine;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{DeviceRef, Suspender};
-use crate::lease::{Keeper, KeptHere, Lease, Standing, SuspendedPart};
+use crate::lease::{Keeper, KeptHere, Lease, MAX_HELD, Standing, SuspendedPart};
 use crate::reason::{CannotMove, CannotResume, EndReason};
 use crate::snapshot::SuspensionSnapshot;
-
-/// Maximum number of suspended leases whose snapshots one worker holds: half of what a worker takes, as
-/// it also holds those of leases that go on soon.
-pub(crate) const MAX_HELD: usize = 256;
 
 /// Maximum number of leases that a client has suspended at once. They take memory of workers that other
 /// programs may need.

@@ -181,7 +181,10 @@ mod tests {
     fn check(victims: &[(u32, u64, u64)], missing: usize, expected: &[u64]) {
         let victims = (0..).zip(victims);
         let victims = victims.map(|(id, (devices, share, granted_at))| {
-            victim(*devices as usize, [lease(id, *devices, *share, *granted_at)])
+            victim(
+                *devices as usize,
+                [lease(id, *devices, *share, *granted_at)],
+            )
         });
         let expected: Vec<_> = expected.chunks(1).collect();
         check_victims(victims.collect(), missing, &expected);

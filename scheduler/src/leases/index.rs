@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use crate::by_key;
-use crate::engine::suspension::MAX_HELD;
 use crate::device::Requirement;
-use crate::lease::{Keeper, Lease, Standing};
+use crate::lease::{Keeper, Lease, MAX_HELD, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
 

@@ -101,7 +101,9 @@ pub(crate) fn guaranteed<'a>(
         if let Some(of_tenant) = known.0.get(tenant) {
             let leases = of_tenant.ranks.iter().map(|rank| rank.lease);
             found.leases.extend(leases);
-            found.charges.insert(tenant.clone(), of_tenant.charge.clone());
+            found
+                .charges
+                .insert(tenant.clone(), of_tenant.charge.clone());
             by_tenant.push(of_tenant.ranks.iter().copied().collect());
         }
     }

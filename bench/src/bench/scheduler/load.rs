@@ -54,6 +54,9 @@ pub(super) struct Sizes {
 /// How long leases have run when requests begin to wait: longer than the time for which none is suspended.
 const RUN_TIME_MS: u64 = 20_000;
 
+/// How long requests have waited when the engine is measured: longer than the time after which they have reservations.
+const WAIT_TIME_MS: u64 = 660_000;
+
 /// A lease that has devices, or had some and waits.
 struct Running {
     lease: LeaseId,
@@ -125,6 +128,10 @@ impl Load {
         }
         for _ in 0..self.sizes.waiting {
             self.request();
+        }
+        if self.sizes.has_rules {
+            self.now = Timestamp::from_millis(self.now.as_millis() + WAIT_TIME_MS);
+            (0..self.sizes.workers).for_each(|_| self.report_next());
         }
         self.event_times.clear();
         self.granted = 0;
