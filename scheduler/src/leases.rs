@@ -1,6 +1,7 @@
 //! All leases, and the rule for which unknown leases the engine may still adopt.
 
 mod index;
+mod patience;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

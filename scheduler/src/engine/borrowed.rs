@@ -176,11 +176,10 @@ impl Engine {
     pub(crate) fn needed_by_leases(&self) -> Vec<Requirement> {
         let index = self.leases.index();
         // Those that were suspended for others do not come before requests unless there is room in a guarantee.
-        let within = index.patient_by_tenant().filter(|(tenant, _)| {
+        let within = index.patient().of_tenants(|tenant| {
             let (used, spot) = (self.used_by(tenant), self.spot_by(tenant));
             self.policy_of(tenant).guarantees_more(used, spot)
         });
-        let within = within.flat_map(|(_, leases)| leases).copied();
         let waiting = index.restless().chain(within);
         let waiting = waiting.filter(|id| !self.comes_after_guaranteed(*id));
         waiting.flat_map(|id| self.needed_by(id)).collect()

@@ -13,6 +13,7 @@ use tensord_proto::ids::{LeaseId, PartId, WorkerId};
 use super::Engine;
 use super::durable::RECORDED_KEEPER_TIMEOUT;
 use super::suspension::have_snapshots;
+use crate::device::Requirement;
 use crate::event::{HandedOver, HandoverOutcome};
 use crate::lease::{Keeper, Lease, MAX_HELD};
 use crate::reason::EndReason;
@@ -40,7 +41,8 @@ impl Engine {
         // These need another worker, whichever that is.
         let draining = self.pool.index().draining().iter();
         let at_draining = draining.flat_map(|worker| index.of_worker(*worker));
-        let patient = index.patient(|it, count| self.has_free_in_pool(it, count));
+        let has_free = |it: &Requirement, count| self.has_free_in_pool(it, count);
+        let patient = index.patient().with(has_free);
         let waiting = index.restless().chain(patient);
         let due = waiting.chain(index.handing_over());
         let due = due.chain(at_draining);

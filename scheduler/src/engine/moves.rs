@@ -210,29 +210,6 @@ impl Engine {
         goes_on
     }
 
-    /// Returns whether a lease waits for devices as its client knows, there are too few for it, and none would be held
-    /// back for it. There may be many such leases.
-    fn waits_behind_others(&self, id: LeaseId) -> bool {
-        let lease = self.leases.get(id);
-        lease.is_some_and(|lease| {
-            let may_make_room = self.leases.index().has_spot() && !lease.is_spot;
-            lease.is_reclaimed
-                && lease.is_standing_reported
-                && !may_make_room
-                && self.lacks_devices(id, lease)
-        })
-    }
-
-    /// Returns whether the whole pool has too few free devices for a lease that was resumed, and is not being handed over.
-    pub(super) fn lacks_devices(&self, id: LeaseId, lease: &Lease) -> bool {
-        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
-        if !is_resumed || !lease.keepers.is_empty() || self.pool.is_held_back_for(id) {
-            return false;
-        }
-        let mut parts = lease.parts.iter();
-        parts.any(|part| !self.has_free_in_pool(&part.requirement, part.devices))
-    }
-
     /// Returns the leases that have devices of a worker which is to have no leases.
     pub(super) fn leases_at_draining(&self) -> BTreeSet<LeaseId> {
         let draining = self.pool.index().draining().iter();

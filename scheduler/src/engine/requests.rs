@@ -1,7 +1,6 @@
 //! Requests that wait: the order in which they get devices, and their grants and refusals.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use std::time::Duration;
 
 use tensord_proto::ids::LeaseId;
@@ -14,10 +13,7 @@ use crate::options::RequestOrder;
 use crate::pool::Feasibility;
 use crate::queue::{QueuedRequest, Rank};
 use crate::reason::{EndReason, RefuseReason};
-use crate::tenants::{
-    Amounts, Guaranteed, Kinds, KnownGuaranteed, NOTHING, TenantLimit, TenantName, guaranteed,
-    order,
-};
+use crate::tenants::{Amounts, Guaranteed, Kinds, NOTHING, TenantLimit, TenantName, order};
 use crate::time::Timestamp;
 use crate::wait_reason::WaitReason;
 
@@ -27,15 +23,6 @@ const MAX_REPORTED_AT_ONCE: usize = 64;
 
 /// After this time, what tenants have had counts anew in the order, although nothing else has changed.
 pub(super) const RANK_INTERVAL: Duration = Duration::from_secs(10);
-
-/// What it depends on which requests are within guarantees, as versions of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GuaranteedBasis {
-    leases: u64,
-    requests: u64,
-    offered: u64,
-    policy: u64,
-}
 
 /// The next request of a tenant, in the order in which these get devices: whether it is for a spot lease, the
 /// tenant's share, the number of the request, the tenant, and the lease that the request would become.
@@ -213,59 +200,16 @@ impl Engine {
         order(shares, used, spot, &self.kinds(), requests, guaranteed)
     }
 
-    /// Finds the requests within guarantees if something has changed on which that depends.
-    pub(super) fn find_guaranteed_if_changed(&mut self) {
-        if !self.queue.is_empty() && self.has_changed() {
-            self.find_guaranteed();
-        }
-    }
-
     /// Returns whether, since the requests were decided last, something has changed on which their order or
     /// the verdict on one of them depends.
-    fn has_changed(&self) -> bool {
+    pub(super) fn has_changed(&self) -> bool {
         let version = self.leases.index().used_version();
         let is_as_decided = self.decided_version == Some(version);
         self.pool.is_changed() || self.queue.is_changed() || !is_as_decided
     }
 
-    /// Finds the requests within the guarantees of their tenants. Returns whether some were not before.
-    fn find_guaranteed(&mut self) -> bool {
-        let basis = GuaranteedBasis {
-            leases: self.leases.index().used_version(),
-            requests: self.queue.requests_version(),
-            offered: self.pool.index().offered_version(),
-            policy: self.policy_version,
-        };
-        let before = self.guaranteed_basis.replace(basis);
-        if before == Some(basis) {
-            return false;
-        }
-        let are_known =
-            before.is_some_and(|it| (it.offered, it.policy) == (basis.offered, basis.policy));
-        let mut known = match are_known {
-            true => mem::take(&mut self.known_guaranteed),
-            false => KnownGuaranteed::default(),
-        };
-        let (used, requests) = (self.used_by_tenants(), self.queue.by_tenant());
-        let spot = self.leases.index().used_for_spot();
-        let mut tenants = self.policy.iter();
-        let is_needed = self.options.order == RequestOrder::Fair
-            && tenants.any(|(tenant, policy)| {
-                !policy.guaranteed.is_empty() && requests.contains_key(tenant)
-            });
-        let guaranteed = match is_needed {
-            true => {
-                let kinds = || self.kinds();
-                guaranteed(&self.policy, used, spot, kinds, requests, &mut known)
-            }
-            false => Guaranteed::default(),
-        };
-        self.known_guaranteed = known;
-        self.queue.set_guaranteed(guaranteed)
-    }
-
     /// Returns the kinds of devices that requests of each shape could get, with what one counts as at most.
-    fn kinds(&self) -> Kinds<'_> {
+    pub(super) fn kinds(&self) -> Kinds<'_> {
         let shapes = self.queue.shapes();
         shapes
             .map(|shape| (shape, self.pool.kinds_for(shape)))
@@ -304,44 +248,6 @@ impl Engine {
         self.decided_reservations.clone_from(&self.reservations);
         self.queue.clear_changed();
         self.decided_version = Some(self.leases.index().used_version());
-    }
-
-    /// Grants requests within guarantees, as far as there are devices.
-    fn grant_guaranteed(&mut self) {
-        loop {
-            self.find_guaranteed();
-            let mut has_granted = false;
-            let mut fitting = BTreeMap::<Shape, bool>::new();
-            for lease in self.queue.guaranteed().order.clone() {
-                let Some(waiting) = self.queue.get(lease) else {
-                    continue;
-                };
-                let shape = Shape::of(&waiting.demand);
-                let has_free = fitting.get(&shape).copied();
-                let has_free = has_free.unwrap_or_else(|| self.has_free(&shape));
-                let may_fit = has_free || self.pool.is_held_back_for(lease);
-                let is_granted = may_fit && self.try_grant(lease);
-                has_granted |= is_granted;
-                // There are fewer devices now.
-                match is_granted {
-                    true => fitting.clear(),
-                    false => drop(fitting.insert(shape, has_free)),
-                }
-            }
-            if !has_granted {
-                return;
-            }
-            // Others may be within a guarantee now: one that could get several kinds of devices counted as some
-            // of each before.
-        }
-    }
-
-    /// Finds the requests within guarantees after a grant to one beyond them, which may have brought another one
-    /// within: the tenant has more, so an earlier request may not be any more. Grants these as far as there are devices.
-    fn grant_newly_guaranteed(&mut self) {
-        if self.find_guaranteed() {
-            self.grant_guaranteed();
-        }
     }
 
     /// Grants the request that arrived first if it fits. Returns whether it does.
@@ -399,7 +305,7 @@ impl Engine {
     }
 
     /// Returns whether enough devices are free for a request of this shape of any tenant.
-    fn has_free(&self, shape: &Shape) -> bool {
+    pub(super) fn has_free(&self, shape: &Shape) -> bool {
         self.pool.free_for(shape, |_| true) >= shape.devices as usize
     }
 
@@ -451,7 +357,7 @@ impl Engine {
     }
 
     /// Grants the request that would become this lease if it fits. Returns whether it does.
-    fn try_grant(&mut self, lease: LeaseId) -> bool {
+    pub(super) fn try_grant(&mut self, lease: LeaseId) -> bool {
         let Some(waiting) = self.queue.get(lease) else {
             return false;
         };

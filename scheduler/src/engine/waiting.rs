@@ -58,9 +58,10 @@ impl Engine {
     pub(super) fn leases_to_look_at(&self) -> Vec<LeaseId> {
         let index = self.leases.index();
         let may_make_room = index.has_spot();
-        let patient = index.patient(|requirement, count| {
+        let has_free = |requirement: &Requirement, count| {
             may_make_room || self.has_free_in_pool(requirement, count)
-        });
+        };
+        let patient = index.patient().with(has_free);
         self.in_order(index.restless().chain(patient))
     }
 
@@ -70,6 +71,29 @@ impl Engine {
         let accepts = |device: &DeviceSpec| requirement.accepts(device);
         let share_of = |device: &DeviceSpec| requirement.share.filter(|_| accepts(device));
         index.free().count(accepts) >= count || index.with_room(share_of).next().is_some()
+    }
+
+    /// Returns whether a lease waits for devices as its client knows, there are too few for it, and none would be held
+    /// back for it. There may be many such leases.
+    pub(super) fn waits_behind_others(&self, id: LeaseId) -> bool {
+        let lease = self.leases.get(id);
+        lease.is_some_and(|lease| {
+            let may_make_room = self.leases.index().has_spot() && !lease.is_spot;
+            lease.is_reclaimed
+                && lease.is_standing_reported
+                && !may_make_room
+                && self.lacks_devices(id, lease)
+        })
+    }
+
+    /// Returns whether the whole pool has too few free devices for a lease that was resumed, and is not being handed over.
+    fn lacks_devices(&self, id: LeaseId, lease: &Lease) -> bool {
+        let is_resumed = matches!(lease.standing, Standing::Resuming { .. });
+        if !is_resumed || !lease.keepers.is_empty() || self.pool.is_held_back_for(id) {
+            return false;
+        }
+        let mut parts = lease.parts.iter();
+        parts.any(|part| !self.has_free_in_pool(&part.requirement, part.devices))
     }
 
     /// Returns those of these leases that have no devices, in the order in which they get some.

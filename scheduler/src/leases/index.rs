@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
+use super::patience::{Patience, PatientLeases};
 use crate::by_key;
-use crate::device::Requirement;
 use crate::lease::{Keeper, Lease, MAX_HELD, Standing};
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
@@ -25,8 +25,6 @@ pub(super) struct Keys {
     holders: BTreeSet<WorkerId>,
     is_unsettled: bool,
     patience: Option<Patience>,
-    /// The tenant, if the lease is patient.
-    tenant: Option<TenantName>,
     is_suspended: bool,
     ends_at: Option<Timestamp>,
     /// When it will have had devices for as long as it may.
@@ -61,7 +59,6 @@ impl Keys {
             Standing::Lost(_) | Standing::Resuming { .. } => true,
             Standing::Suspended { .. } => !lease.is_standing_reported,
         };
-        let patience = patience(lease);
         let tenant = lease
             .tenant
             .as_ref()
@@ -76,8 +73,7 @@ impl Keys {
             },
             holders: lease.holders(),
             is_unsettled: waits,
-            tenant: lease.tenant.clone().filter(|_| patience.is_some()),
-            patience,
+            patience: Patience::of(lease),
             is_suspended,
             ends_at: lease.ends_at(),
             time_over_at: lease.time_over_at(),
@@ -96,22 +92,6 @@ impl Keys {
     }
 }
 
-/// What a lease waits for that was suspended for others and resumed, as its client knows: as many devices like this of
-/// one worker, at least. Nothing need be done for it until they are free.
-type Patience = (Requirement, usize);
-
-/// Returns what a lease waits for for which nothing need be done until then.
-fn patience(lease: &Lease) -> Option<Patience> {
-    let is_resumed = matches!(lease.standing, Standing::Resuming { cause: None, .. });
-    let is_known = lease.is_reclaimed && lease.is_standing_reported && lease.tenant.is_some();
-    let is_handed_over = !lease.keepers.is_empty() || !lease.avoided.is_empty();
-    if !is_resumed || !is_known || is_handed_over {
-        return None;
-    }
-    let largest = lease.parts.iter().max_by_key(|part| part.devices)?;
-    Some((largest.requirement.clone(), largest.devices))
-}
-
 /// Indexes of leases, and sums over them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeaseIndex {
@@ -120,10 +100,8 @@ pub(crate) struct LeaseIndex {
     unsettled: BTreeSet<LeaseId>,
     /// Those of them that are not patient.
     restless: BTreeSet<LeaseId>,
-    /// Those of them for which nothing need be done before there are free devices, by what they wait for.
-    patient: BTreeMap<Patience, BTreeSet<LeaseId>>,
-    /// The same by tenant.
-    patient_of: BTreeMap<TenantName, BTreeSet<LeaseId>>,
+    /// The others of them.
+    patient: PatientLeases,
     ends: BTreeSet<(Timestamp, LeaseId)>,
     time_over: BTreeSet<(Timestamp, LeaseId)>,
     unclaimed: usize,
@@ -217,17 +195,8 @@ impl LeaseIndex {
                 false => by_key::remove(&mut self.by_owner, &owner, &id),
             }
         }
-        if let (Some(patience), Some(tenant)) = (&keys.patience, &keys.tenant) {
-            match is_added {
-                true => {
-                    by_key::insert(&mut self.patient, patience.clone(), id);
-                    by_key::insert(&mut self.patient_of, tenant.clone(), id);
-                }
-                false => {
-                    by_key::remove(&mut self.patient, patience, &id);
-                    by_key::remove(&mut self.patient_of, tenant, &id);
-                }
-            }
+        if let Some(patience) = &keys.patience {
+            self.patient.count(id, patience, is_added);
         }
         if let Some((tenant, _)) = keys.charge.as_ref().filter(|_| !keys.is_spot) {
             let granted = (keys.granted_at, id);
@@ -312,22 +281,9 @@ impl LeaseIndex {
         self.restless.iter().copied()
     }
 
-    /// Returns the others of the unsettled leases: those for which `has_free` returns true, of devices that each needs
-    /// so many of at one worker.
-    pub(crate) fn patient(
-        &self,
-        has_free: impl Fn(&Requirement, usize) -> bool,
-    ) -> impl Iterator<Item = LeaseId> {
-        let groups = self.patient.iter();
-        let groups = groups.filter(move |((requirement, count), _)| has_free(requirement, *count));
-        groups.flat_map(|(_, leases)| leases).copied()
-    }
-
-    /// Returns the patient leases by tenant.
-    pub(crate) fn patient_by_tenant(
-        &self,
-    ) -> impl Iterator<Item = (&TenantName, &BTreeSet<LeaseId>)> {
-        self.patient_of.iter()
+    /// Returns the others of the unsettled leases.
+    pub(crate) fn patient(&self) -> &PatientLeases {
+        &self.patient
     }
 
     /// Returns the times at which leases end whose client or worker is away, the earliest first.
