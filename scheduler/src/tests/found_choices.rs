@@ -101,3 +101,43 @@ fn request_comes_within_a_guarantee_when_a_lease_of_its_tenant_makes_room() {
     ];
     check_with_policy(1, ops);
 }
+
+/// A lease of two devices waits for these, one of which is not released yet. A later request cannot count on that one, and
+/// a spot lease makes room for it.
+#[test]
+fn spot_lease_makes_room_for_a_request_after_a_lease_that_waits_for_what_is_being_released() {
+    let spot = |kind| Demand {
+        is_spot: true,
+        ..durable(1, kind)
+    };
+    let ops = [
+        Op::WorkerDisconnected { worker: 2 },
+        request(0, durable(1, "flex")),
+        request(0, durable(2, "vulkan")),
+        Op::Wait { millis: 10_000 },
+        request(2, spot("vulkan")),
+        request(2, durable(2, "vulkan")),
+        Op::SetPolicy { which: 2 },
+        Op::AllKept,
+        request(0, durable(1, "flex")),
+        request(0, durable(1, "flex")),
+        Op::SetPolicy { which: 3 },
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(1)),
+                ..durable(1, "vulkan")
+            },
+        ),
+        Op::Wait { millis: 1497 },
+        Op::SetPolicy { which: 1 },
+        Op::Wait { millis: 1503 },
+        Op::Finish {
+            worker: 1,
+            devices: u32::MAX,
+        },
+        Op::Wait { millis: 10_000 },
+        request(0, durable(1, "vulkan")),
+    ];
+    check_with_policy(1, ops);
+}

@@ -111,6 +111,10 @@ impl World {
             return;
         }
         for (at, claimant) in claimants.iter().enumerate() {
+            // A lease that waits and comes before it gets devices that have yet to be released, which cannot be held back.
+            if claimant.right == Right::Spot && !self.engine.needed_before_spot().is_empty() {
+                continue;
+            }
             let earlier: Vec<_> = claimants[..at].iter().collect();
             let is_for = |it: &&Victim, claimant: &Claimant<'_>| it.by == claimant.waiting.lease;
             // These had not made room then.
