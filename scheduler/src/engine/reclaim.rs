@@ -187,7 +187,11 @@ impl Engine {
                 is_freed = false;
             }
         }
-        if is_freed {
+        // Of a device that leases share, one may make room within the limit of its tenant alone.
+        let is_whole = entitled.demand.share_permille.is_none();
+        let shared = victim.shared().filter(|_| is_whole);
+        let is_left = shared.is_none_or(|device_ref| self.pool.is_unused(device_ref));
+        if is_freed && is_left {
             // The next request may use what this one does not need.
             expected.coming.add_freed(&entitled.demand, victim);
         }
