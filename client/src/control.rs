@@ -229,6 +229,7 @@ impl Control {
                 lease_id: lease.0,
                 suspend: false,
                 only_if_idle: true,
+                elsewhere: false,
             })
         })
     }

@@ -172,7 +172,7 @@ impl LeaseError {
     }
 }
 
-/// Why a lease was not suspended or resumed.
+/// Why a lease was not suspended, resumed or moved.
 ///
 /// ```no_run
 /// use tensord_client::{LeaseRequest, Pool, StandingError};
@@ -198,9 +198,9 @@ pub enum StandingError {
     /// There is no connection to the pool at present.
     #[error("there is no connection to the pool at present; try again")]
     Disconnected,
-    /// The connection to the pool was lost before the pool replied. Whether the lease was suspended or
-    /// resumed is not known.
-    #[error("the pool did not reply; whether the lease was suspended or resumed is not known")]
+    /// The connection to the pool was lost before the pool replied. Whether the lease was suspended,
+    /// resumed or moved is not known.
+    #[error("the pool did not reply; whether it has changed the lease is not known")]
     ConnectionLost,
     /// The pool's client is shutting down.
     #[error("the connection to the pool is closed")]

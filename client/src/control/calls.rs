@@ -32,7 +32,7 @@ pub(crate) enum Call {
     Standing(StandingCall),
 }
 
-/// A request to suspend a lease, or to resume it.
+/// A request to suspend a lease, to resume it, or to move it.
 pub(crate) struct StandingCall {
     pub(crate) change: ChangeStanding,
     /// Receives the pool's reason if it refuses.

@@ -40,6 +40,15 @@ const IO_THREADS: usize = 2;
 /// Capacity of the queue of requests for leases to the control task.
 const REQUEST_QUEUE: usize = 64;
 
+/// What a program requests for one of its leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StandingChange {
+    Suspend,
+    Resume,
+    /// Go on at the worker that keeps its snapshots.
+    Move,
+}
+
 /// The control task of a pool, and the runtime on which it and all sessions run. Dropping
 /// the handle leaves the pool, for which it blocks for up to [`LEAVE_TIMEOUT`].
 pub(crate) struct ControlHandle {
@@ -106,7 +115,7 @@ impl ControlHandle {
         sent.map_err(|_| LeaseError::Closed)
     }
 
-    /// Suspends a lease, or resumes it, and waits for the pool's reply.
+    /// Suspends a lease, resumes it, or moves it, and waits for the pool's reply.
     ///
     /// # Errors
     ///
@@ -114,13 +123,14 @@ impl ControlHandle {
     pub(crate) async fn change_standing(
         &self,
         lease: LeaseId,
-        suspend: bool,
+        change: StandingChange,
     ) -> Result<(), StandingError> {
         let change = ChangeStanding {
             request_id: self.new_request().0,
             lease_id: lease.0,
-            suspend,
+            suspend: change == StandingChange::Suspend,
             only_if_idle: false,
+            elsewhere: change == StandingChange::Move,
         };
         let (outcome, changed) = oneshot::channel();
         let call = Call::Standing(StandingCall { change, outcome });

@@ -1,7 +1,7 @@
-//! A lease is suspended or resumed by its program.
+//! A lease is suspended, resumed or moved by its program.
 
 use super::Lease;
-use crate::{StandingError, blocking::block_on};
+use crate::{StandingError, blocking::block_on, control::handle::StandingChange};
 
 impl Lease {
     /// Gives the devices back, and keeps the state of the sessions, until [`resume`](Self::resume).
@@ -42,7 +42,7 @@ impl Lease {
         let (control, lease) = (self.control.clone(), self.id);
         async move {
             control
-                .change_standing(lease, true)
+                .change_standing(lease, StandingChange::Suspend)
                 .await
         }
     }
@@ -67,6 +67,48 @@ impl Lease {
         &self,
     ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
         let (control, lease) = (self.control.clone(), self.id);
-        async move { control.change_standing(lease, false).await }
+        async move { control.change_standing(lease, StandingChange::Resume).await }
+    }
+
+    /// Has the lease go on at another worker: the one that keeps its snapshots. For a program that knows that its
+    /// worker is about to be needed, or is slow. The pool moves a lease by itself if its worker stops, is lost, or
+    /// cannot be reached. [`LeaseEvent::Moving`](crate::LeaseEvent::Moving) is reported, and
+    /// [`Running`](crate::LeaseEvent::Running).
+    ///
+    /// Blocks until the pool has granted the devices there, or refuses. The ops since the last snapshot are executed
+    /// again.
+    ///
+    /// ```no_run
+    /// use tensord_client::{LeaseRequest, Pool, StandingError};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let lease = Pool::connect_env()?.lease(LeaseRequest::devices(1))?;
+    /// // … train …
+    /// match lease.move_elsewhere() {
+    ///     Ok(()) => println!("goes on at another worker"),
+    ///     Err(StandingError::Refused { reason }) => println!("stays where it is: {reason}"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The pool's reason: for example, that no other worker has the snapshots and free devices, or that the lease
+    /// has devices of several workers.
+    pub fn move_elsewhere(&self) -> Result<(), StandingError> {
+        block_on(self.move_elsewhere_async(), None).unwrap_or(Err(StandingError::Closed))
+    }
+
+    /// As [`move_elsewhere`](Self::move_elsewhere), without blocking the thread. Runs on any executor.
+    ///
+    /// # Errors
+    ///
+    /// As [`move_elsewhere`](Self::move_elsewhere).
+    pub fn move_elsewhere_async(
+        &self,
+    ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
+        let (control, lease) = (self.control.clone(), self.id);
+        async move { control.change_standing(lease, StandingChange::Move).await }
     }
 }

@@ -396,7 +396,7 @@ pub(super) fn suspended(
     }))
 }
 
-/// Builds the reply to a client's request to suspend or resume a lease. `refused` is why that is not
+/// Builds the reply to a client's request to suspend, resume or move a lease. `refused` is why that is not
 /// possible.
 pub(super) fn standing_changed(request_id: u64, refused: Option<String>) -> PoolMessage {
     let error = refused.map(|reason| Error::new(ErrorCode::Lease, reason));

@@ -191,6 +191,36 @@ fn training_goes_on_while_administrators_move_it() {
 }
 
 #[test]
+fn training_goes_on_where_its_program_moves_it() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
+    let (request, events) = request_with_events();
+    let lease = cluster.pool().lease(request).unwrap();
+    let source = cluster.worker_of_lease().unwrap();
+    let other = format!("worker-{}", 1 - source);
+    let administrator = Administrator::of(&cluster);
+    let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| match step {
+        5 => {
+            wait_for_keeper(&administrator);
+            lease.move_elsewhere().unwrap();
+            assert_eq!(administrator.leases()[0]["places"][0]["worker"], *other);
+        }
+        10 => {
+            lease.suspend().unwrap();
+            let refused = lease.move_elsewhere().unwrap_err().to_string();
+            assert!(refused.ends_with("it is suspended"), "{refused}");
+            lease.resume().unwrap();
+        }
+        _ => {}
+    });
+    assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
+    assert_eq!(administrator.leases()[0]["moves"], 2, "it was resumed, too");
+    drop(lease);
+    let moving = LeaseEvent::Moving { worker: other };
+    assert_eq!(events.iter().next(), Some(moving));
+}
+
+#[test]
 fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();

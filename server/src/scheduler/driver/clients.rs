@@ -120,22 +120,22 @@ impl Driver {
         }
     }
 
-    /// Suspends or resumes a lease of a client, and replies once that is recorded.
+    /// Suspends, resumes or moves a lease of a client, and replies once that is recorded.
     fn change_standing(&mut self, client: ClientId, stream: StreamId, change: &ChangeStanding) {
         let lease = LeaseId(change.lease_id);
         let owner = self.engine.lease(lease).and_then(|lease| lease.owner);
-        let changed = match (owner == Some(client), change.suspend) {
-            (false, _) => Err("this client has no such lease".into()),
-            (true, true) => self.suspend_lease(lease, Suspender::Client).map(drop),
-            (true, false) => {
-                let by = match change.only_if_idle {
-                    true => Suspender::Idleness,
-                    false => Suspender::Client,
-                };
-                self.resume_lease(lease, by).map(drop)
-            }
+        let by = match change.only_if_idle {
+            true => Suspender::Idleness,
+            false => Suspender::Client,
         };
-        debug!(%client, %lease, suspend = change.suspend, "client changes the lease: {changed:?}");
+        let changed = match (owner == Some(client), change.suspend, change.elsewhere) {
+            (false, ..) => Err("this client has no such lease".into()),
+            (true, true, true) => Err("a lease that is suspended cannot move".into()),
+            (true, true, false) => self.suspend_lease(lease, Suspender::Client).map(drop),
+            (true, false, true) => self.move_lease(lease).map(drop),
+            (true, false, false) => self.resume_lease(lease, by).map(drop),
+        };
+        debug!(%client, %lease, "client requests {change:?}: {changed:?}");
         let is_changed = changed.is_ok();
         let reply = convert::standing_changed(change.request_id, changed.err());
         if !is_changed || self.unrecorded.len() >= MAX_UNRECORDED {

@@ -100,7 +100,9 @@ impl Driver {
         let leases = match input {
             Input::MoveLease(lease, _) | Input::SuspendLease(lease, _) => vec![*lease],
             Input::FromClient(client, _, message) => match &message.body {
-                Some(client_message::Body::ChangeStanding(change)) if change.suspend => {
+                Some(client_message::Body::ChangeStanding(change))
+                    if change.suspend || change.elsewhere =>
+                {
                     let lease = LeaseId(change.lease_id);
                     let owner = self.engine.lease(lease).and_then(|lease| lease.owner);
                     Some(lease)
