@@ -61,7 +61,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::borrowed::KnownBorrowed;
-use self::counting::CountingRequests;
+use self::counting::{CountedOn, CountingRequests};
 use self::guaranteed::GuaranteedBasis;
 use self::idle::IdleLeases;
 use self::reservations::{Basis, OrderBasis, Reservations};
@@ -120,6 +120,7 @@ pub struct Engine {
     past_version: u64,
     /// The requests of tenants with limits that can count on devices.
     counting: CountingRequests,
+    counted_on: CountedOn,
     borrowed: KnownBorrowed,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,
@@ -177,6 +178,7 @@ impl Engine {
             policy_version: 0,
             past_version: 0,
             counting: CountingRequests::default(),
+            counted_on: CountedOn::new(),
             borrowed: KnownBorrowed::default(),
             positions_changed: false,
             positions_reported_at: now,

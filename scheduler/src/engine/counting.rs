@@ -10,6 +10,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::holds::Expected;
+use crate::event::DeviceRef;
 use crate::queue::Rank;
 use crate::tenants::{Amounts, TenantLimit, TenantName};
 
@@ -18,6 +19,9 @@ use crate::tenants::{Amounts, TenantLimit, TenantName};
 pub(super) struct CountingRequests {
     by_tenant: BTreeMap<TenantName, BTreeMap<LeaseId, Amounts>>,
 }
+
+/// The devices on which each request could count when that was found out last.
+pub(super) type CountedOn = BTreeMap<LeaseId, Vec<DeviceRef>>;
 
 impl CountingRequests {
     pub(super) fn has_any_of(&self, tenant: &TenantName) -> bool {
@@ -78,10 +82,28 @@ impl Engine {
         })
     }
 
+    /// Returns these devices, and then those on which something that waits could count before. If it counted on others
+    /// instead, later requests would not find what leases have made room for meanwhile.
+    pub(super) fn then_counted_on(
+        &self,
+        lease: LeaseId,
+        mut devices: Vec<DeviceRef>,
+    ) -> Vec<DeviceRef> {
+        let before = self.counted_on.get(&lease);
+        for device_ref in before.into_iter().flatten() {
+            if !devices.contains(device_ref) {
+                devices.push(*device_ref);
+            }
+        }
+        devices
+    }
+
     /// Records which requests can count on devices.
     pub(super) fn set_counting(&mut self, expected: &Expected) {
         let mut counting = CountingRequests::default();
+        self.counted_on.clear();
         for (entitled, devices) in &expected.counting {
+            self.counted_on.insert(entitled.lease, devices.clone());
             if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
                 continue;
             }

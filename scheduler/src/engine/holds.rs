@@ -233,6 +233,7 @@ impl Engine {
         let free = free.filter(|(at, is_free)| **is_free && may_have.contains(&self.pool, **at));
         let free: Vec<_> = free.map(|(device_ref, _)| *device_ref).collect();
         let best = self.pool.choose(&free, wanted).unwrap_or(free);
+        let best = self.then_counted_on(entitled.lease, best);
         let devices = expected.coming.choose(&self.pool, demand, may_have, &best);
         let need = Need {
             entitled,

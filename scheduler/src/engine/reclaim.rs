@@ -148,6 +148,7 @@ impl Engine {
         let coming = &plan.expected.coming;
         let (demand, wanted) = (&entitled.demand, entitled.demand.devices as usize);
         let held = self.pool.held_back_for(entitled.lease);
+        let held = self.then_counted_on(entitled.lease, held);
         let devices = coming.choose(&self.pool, demand, may_have, &held);
         let missing = wanted.saturating_sub(devices.len());
         let need = Need {

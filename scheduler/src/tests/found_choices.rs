@@ -141,3 +141,135 @@ fn spot_lease_makes_room_for_a_request_after_a_lease_that_waits_for_what_is_bein
     ];
     check_with_policy(1, ops);
 }
+
+/// A share of a device, for a lease that can be suspended.
+fn durable_share(permille: u32) -> Demand {
+    Demand {
+        share_permille: Some(permille),
+        ..durable(1, "flex")
+    }
+}
+
+fn as_spot(demand: Demand) -> Demand {
+    Demand {
+        is_spot: true,
+        ..demand
+    }
+}
+
+/// More is held back of a device than is left of it, as a spot lease will make room for the later of two requests.
+#[test]
+fn first_of_two_requests_has_a_share_to_come_of_what_is_held_back_for_both() {
+    let ops = [
+        request(0, durable(1, "flex")),
+        request(1, durable(2, "flex")),
+        request(0, as_spot(durable(1, "vulkan"))),
+        request(0, durable_share(500)),
+        request(0, durable(1, "flex")),
+        request(0, durable(1, "vulkan")),
+        request(0, as_spot(durable_share(500))),
+        request(0, durable_share(500)),
+        Op::Wait { millis: 10_000 },
+        Op::AllKept,
+        request(0, durable(1, "vulkan")),
+        Op::Release { client: 0, nth: 26 },
+        request(0, durable(1, "flex")),
+        request(2, durable_share(250)),
+        request(0, durable(1, "flex")),
+        request(0, durable(1, "flex")),
+    ];
+    check_with_policy(1, ops);
+}
+
+/// A tenant is next until one of its requests is granted, so a spot lease makes room for a request of another tenant,
+/// which is next after that.
+#[test]
+fn spot_lease_makes_room_for_the_request_of_a_tenant_that_is_next_later() {
+    let any = |devices| Demand {
+        durability: Durability::Auto,
+        ..demand_of(devices, None)
+    };
+    let ops = [
+        request(
+            2,
+            Demand {
+                memory_bytes: 9 << 30,
+                ..as_spot(demand_of(1, None))
+            },
+        ),
+        request(2, any(4)),
+        Op::Wait { millis: 5_000 },
+        Op::Release { client: 2, nth: 5 },
+        request(0, any(1)),
+        Op::Wait { millis: 5_000 },
+        request(2, durable(3, "flex")),
+        request(2, any(4)),
+        request(0, any(2)),
+    ];
+    check_with_policy(1, ops);
+}
+
+/// A share within the guarantee has the reservation, and a lease that may end passes it. Then the share is not within the
+/// guarantee any more, and a larger request of the tenant, which comes before that lease, has the reservation.
+#[test]
+fn lease_passes_the_reservation_of_another_request_than_the_one_that_has_it_then() {
+    let ops = [
+        request(0, as_spot(durable(2, "flex"))),
+        request(0, as_spot(demand_of(1, Some("flex")))),
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(1)),
+                ..durable_share(250)
+            },
+        ),
+        Op::Request {
+            client: 0,
+            demand: durable(2, "flex"),
+            priority: 1,
+        },
+        request(0, durable_share(500)),
+        request(
+            0,
+            Demand {
+                may_end: true,
+                ..durable(1, "flex")
+            },
+        ),
+        request(1, durable(1, "flex")),
+        Op::Wait { millis: 10_000 },
+        Op::SetPolicy { which: 2 },
+        request(0, durable_share(500)),
+        Op::Wait { millis: 10_000 },
+        Op::Release { client: 1, nth: 0 },
+    ];
+    check_with_policy(1, ops);
+}
+
+/// A request counts on a device of which no shares are leased. A spot lease ends for a second request, which needs a share,
+/// and the first does not take that one's device instead: otherwise another spot lease would end.
+#[test]
+fn one_spot_lease_ends_for_a_share_after_a_request_that_counts_on_another_device() {
+    let ops = [
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(1)),
+                ..durable(1, "flex")
+            },
+        ),
+        request(0, as_spot(demand_of(1, Some("flex")))),
+        request(0, as_spot(demand_of(2, Some("flex")))),
+        Op::SetPolicy { which: 2 },
+        request(0, durable(1, "flex")),
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(0, durable(1, "flex")),
+        request(2, durable(1, "flex")),
+        Op::Wait { millis: 10_000 },
+        request(0, durable_share(250)),
+    ];
+    check_with_policy(1, ops);
+}

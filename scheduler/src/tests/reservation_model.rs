@@ -309,7 +309,9 @@ impl World {
                 continue;
             };
             let known = self.engine.leases().get(granted.lease);
-            let is_passed = known.is_none_or(|known| known.passed.contains(lease));
+            // Another request of the tenant may have been within the guarantee until then, and had the reservation.
+            let waits = |it: &LeaseId| self.waiting.iter().any(|waiting| waiting.lease == *it);
+            let is_passed = known.is_none_or(|known| known.passed.iter().any(waits));
             // While several are granted, others may be next for a moment, or within the guarantee. So may be another
             // tenant before leases are suspended: what it had counts anew with time.
             let is_one_of_several = self.granted.len() > 1 || has_reclaimed;

@@ -112,7 +112,10 @@ impl World {
         }
         for (at, claimant) in claimants.iter().enumerate() {
             // A lease that waits and comes before it gets devices that have yet to be released, which cannot be held back.
-            if claimant.right == Right::Spot && !self.engine.needed_before_spot().is_empty() {
+            // And a tenant that has got devices in this event was next before.
+            let has_first_lease = !self.engine.needed_before_spot().is_empty();
+            let may_be_later = has_first_lease || !self.granted.is_empty();
+            if claimant.right == Right::Spot && may_be_later {
                 continue;
             }
             let earlier: Vec<_> = claimants[..at].iter().collect();
@@ -242,13 +245,17 @@ impl World {
             return;
         }
         let claimants = self.claimants();
-        let guaranteed = claimants.iter().filter(|it| it.right == Right::Guarantee);
+        let guaranteed = (1..).zip(&claimants);
+        let guaranteed = guaranteed.filter(|(_, it)| it.right == Right::Guarantee);
         let mut earlier = Vec::new();
         let mut sure = Vec::new();
-        for claimant in guaranteed {
+        for (next, claimant) in guaranteed {
             if self.is_sure(claimant, &earlier) {
                 sure.push(claimant);
-                let left = self.left(&leases_of(&sure), &[], &BTreeSet::new());
+                // What is held back for later requests may be beside leases that have yet to make room for these.
+                let later = claimants[next..].iter();
+                let with_later: Vec<_> = sure.iter().copied().chain(later).collect();
+                let left = self.left(&leases_of(&with_later), &[], &BTreeSet::new());
                 assert!(
                     self.can_all_have(&sure, left),
                     "{} waits, and leases could make room for it and those before it",
