@@ -322,15 +322,19 @@ impl Engine {
     }
 
     /// Returns what was taken from tenants for requests with reservations that still wait. Without that, such a
-    /// tenant would be next as soon as its leases are suspended, and get the devices back.
+    /// tenant would be next as soon as its leases are suspended, and get the devices back. What was taken for the tenant's
+    /// own next request did not count before either; if it counted then, that request would not be next any more.
     fn taken_for_reservations(&self) -> BTreeMap<&TenantName, Amounts> {
         let mut taken = BTreeMap::<_, Amounts>::new();
         let reclaimed = self.leases.index().reclaimed();
         for lease in reclaimed.filter_map(|id| self.leases.get(id)) {
-            let is_for_waiting = || lease.passed.iter().any(|it| self.queue.get(*it).is_some());
-            if let Some(tenant) = lease.tenant.as_ref().filter(|_| !lease.is_spot)
-                && is_for_waiting()
-            {
+            let Some(tenant) = lease.tenant.as_ref().filter(|_| !lease.is_spot) else {
+                continue;
+            };
+            let waits = |it: &LeaseId| self.queue.get(*it).is_some();
+            let is_own_next = |it: &LeaseId| self.tenant_if_next(*it) == Some(tenant);
+            let mut passed = lease.passed.iter();
+            if lease.passed.iter().any(waits) && !passed.any(is_own_next) {
                 taken.entry(tenant).or_default().add(&lease.charge);
             }
         }
@@ -339,19 +343,12 @@ impl Engine {
 
     /// Returns what tenants have that passed requests of their own which are next of their shape, without spot leases.
     fn passed_own(&self) -> BTreeMap<&TenantName, Amounts> {
-        let passed = self
-            .leases
-            .index()
-            .passed()
-            .filter_map(|(request, leases)| {
-                let waiting = self.queue.get(*request)?;
-                let requests = self.queue.by_tenant().get(&waiting.tenant)?;
-                let is_next = requests.heads().contains_key(&waiting.rank());
-                is_next.then_some((&waiting.tenant, leases))
-            });
+        let passed = self.leases.index().passed();
         let mut leases_of = BTreeMap::<_, BTreeSet<LeaseId>>::new();
-        for (tenant, leases) in passed {
-            leases_of.entry(tenant).or_default().extend(leases);
+        for (request, leases) in passed {
+            if let Some(tenant) = self.tenant_if_next(*request) {
+                leases_of.entry(tenant).or_default().extend(leases);
+            }
         }
         let has = leases_of.into_iter().map(|(tenant, leases)| {
             let mut has = Amounts::default();
@@ -363,6 +360,14 @@ impl Engine {
             (tenant, has)
         });
         has.collect()
+    }
+
+    /// Returns the tenant of a request if it is next of its tenant and shape.
+    fn tenant_if_next(&self, request: LeaseId) -> Option<&TenantName> {
+        let waiting = self.queue.get(request)?;
+        let requests = self.queue.by_tenant().get(&waiting.tenant)?;
+        let is_next = requests.heads().contains_key(&waiting.rank());
+        is_next.then_some(&waiting.tenant)
     }
 }
 

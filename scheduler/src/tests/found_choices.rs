@@ -273,3 +273,71 @@ fn one_spot_lease_ends_for_a_share_after_a_request_that_counts_on_another_device
     ];
     check_with_policy(1, ops);
 }
+
+/// A lease makes room for a larger request of its own tenant. That one stays next, although its tenant has less then.
+#[test]
+fn request_stays_next_for_which_a_lease_of_its_tenant_makes_room() {
+    let any = |devices| Demand {
+        durability: Durability::Auto,
+        ..demand_of(devices, None)
+    };
+    let resume = Op::ResumeLease {
+        nth: 0,
+        by: Suspender::Administrator,
+    };
+    let ops = [
+        request(1, as_spot(demand_of(1, None))),
+        request(0, any(4)),
+        request(
+            0,
+            Demand {
+                share_permille: Some(250),
+                ..demand_of(1, None)
+            },
+        ),
+        request(0, durable(4, "vulkan")),
+        Op::Wait { millis: 5_000 },
+        request(0, durable(3, "vulkan")),
+        Op::ReportIdle { worker: 0 },
+        request(2, any(2)),
+        Op::Wait { millis: 5_000 },
+        request(2, any(1)),
+        Op::Wait { millis: 5_000 },
+        resume,
+        Op::AllKept,
+        Op::Release { client: 0, nth: 5 },
+    ];
+    check_with_policy(2, ops);
+    let ops = [
+        request(1, any(4)),
+        request(1, any(3)),
+        Op::Release { client: 1, nth: 20 },
+        request(2, durable(2, "vulkan")),
+        request(2, durable(2, "vulkan")),
+        request(0, any(1)),
+        request(2, durable(1, "vulkan")),
+        Op::Wait { millis: 5_000 },
+        Op::Finish {
+            worker: 1,
+            devices: u32::MAX,
+        },
+        Op::Work {
+            worker: 0,
+            leases: 0,
+        },
+        request(0, durable(1, "vulkan")),
+        request(0, any(4)),
+        Op::Wait { millis: 5_000 },
+        request(0, demand_of(1, None)),
+        Op::Join {
+            worker: 2,
+            changed: true,
+        },
+        Op::Wait { millis: 5_000 },
+        Op::ReportIdle { worker: 2 },
+        Op::WorkerDisconnected { worker: 0 },
+        Op::AllKept,
+        Op::Wait { millis: 5_000 },
+    ];
+    check_with_policy(0, ops);
+}

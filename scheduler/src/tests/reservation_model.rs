@@ -113,12 +113,14 @@ impl World {
             };
             let mut used = used.clone();
             let of_tenant = used.entry(tenant.clone()).or_default();
-            of_tenant.subtract(&self.passed_own(&tenant, &own));
+            let heads = self.heads(&own);
+            of_tenant.subtract(&self.passed_own(&tenant, &heads));
             for (_, lease) in self.engine.leases().iter() {
                 let mut passed = self.waiting.iter().map(|it| it.lease);
                 let is_own = lease.tenant.as_ref() == Some(&tenant) && lease.is_reclaimed;
                 let is_own = is_own && !lease.is_spot;
-                if is_own && passed.any(|it| lease.passed.contains(&it)) {
+                let is_for_own = heads.iter().any(|it| lease.passed.contains(it));
+                if is_own && passed.any(|it| lease.passed.contains(&it)) && !is_for_own {
                     of_tenant.add(&lease.charge);
                 }
             }
@@ -129,18 +131,22 @@ impl World {
         ordered.into_iter().flat_map(|(.., own)| own).collect()
     }
 
-    /// Returns what a tenant has that passed the next one of some shape of its requests, which are in order.
-    fn passed_own(&self, tenant: &TenantName, requests: &[usize]) -> Amounts {
+    /// Returns the next one of each shape of a tenant's requests, which are in order.
+    fn heads(&self, requests: &[usize]) -> Vec<LeaseId> {
         let mut heads = BTreeMap::new();
         for index in requests {
             let waiting = &self.waiting[*index];
-            heads
-                .entry(Shape::of(&waiting.demand))
-                .or_insert(waiting.lease);
+            let shape = Shape::of(&waiting.demand);
+            heads.entry(shape).or_insert(waiting.lease);
         }
+        heads.into_values().collect()
+    }
+
+    /// Returns what a tenant has that passed one of these requests, which are the next ones of its own.
+    fn passed_own(&self, tenant: &TenantName, heads: &[LeaseId]) -> Amounts {
         let mut passed = Amounts::default();
         for (_, lease) in self.engine.leases().iter() {
-            let mut heads = heads.values();
+            let mut heads = heads.iter();
             let is_own = lease.tenant.as_ref() == Some(tenant) && lease.counts();
             let is_own = is_own && !lease.is_spot;
             if is_own && heads.any(|head| lease.passed.contains(head)) {
