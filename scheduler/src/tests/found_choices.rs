@@ -341,3 +341,106 @@ fn request_stays_next_for_which_a_lease_of_its_tenant_makes_room() {
     ];
     check_with_policy(0, ops);
 }
+
+/// A lease makes room for a larger request of its own tenant. Without it, another request of the tenant is within the
+/// guarantee, which has just changed, and has the reservation.
+#[test]
+fn lease_makes_room_for_a_request_that_has_no_reservation_then() {
+    let ops = [
+        request(2, durable(2, "flex")),
+        request(2, durable_share(250)),
+        request(0, durable_share(250)),
+        Op::SetPolicy { which: 2 },
+        request(0, durable(2, "flex")),
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(8)),
+                ..durable_share(250)
+            },
+        ),
+        request(0, durable(1, "vulkan")),
+        request(2, durable(3, "flex")),
+        Op::Wait { millis: 5_000 },
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(2, durable(1, "flex")),
+        request(2, durable_share(500)),
+        Op::ReportIdle { worker: 1 },
+        Op::AllKept,
+        Op::Wait { millis: 10_000 },
+        Op::SetPolicy { which: 1 },
+    ];
+    check_with_policy(1, ops);
+}
+
+/// Leases of others make room for a request that is not held up by its tenant's limit alone, and not one spot lease of its
+/// own, which would allow larger devices.
+#[test]
+fn two_leases_of_others_make_room_before_one_spot_lease_of_its_own() {
+    let ops = [
+        request(2, durable(1, "flex")),
+        request(2, durable(1, "flex")),
+        request(0, as_spot(durable(1, "flex"))),
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(1)),
+                ..durable(1, "flex")
+            },
+        ),
+        request(2, durable(1, "flex")),
+        request(2, durable(1, "flex")),
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        Op::AllKept,
+        Op::SetPolicy { which: 3 },
+        Op::Wait { millis: 10_000 },
+        request(0, durable(1, "vulkan")),
+        request(0, as_spot(durable(1, "flex"))),
+        request(0, durable(2, "flex")),
+    ];
+    check_with_policy(1, ops);
+}
+
+/// As [`lease_passes_the_reservation_of_another_request_than_the_one_that_has_it_then`], where the larger request has none
+/// for a moment, as it could not get enough of the devices that are left.
+#[test]
+fn lease_passes_no_reservation_while_a_share_has_that_of_most_devices() {
+    let finish = |worker| Op::Finish {
+        worker,
+        devices: u32::MAX,
+    };
+    let settle = || {
+        let waited = [Op::AllKept, Op::Wait { millis: 10_000 }];
+        waited.into_iter().chain((0..4).map(finish))
+    };
+    let first = [request(0, durable(1, "flex"))];
+    let second = [
+        request(0, as_spot(durable(3, "flex"))),
+        Op::Release { client: 0, nth: 14 },
+        request(2, durable_share(250)),
+    ];
+    let third = [
+        request(0, durable_share(500)),
+        Op::Request {
+            client: 0,
+            demand: durable(2, "flex"),
+            priority: 1,
+        },
+        Op::SetPolicy { which: 2 },
+    ];
+    let fourth = [
+        request(0, durable_share(500)),
+        request(0, durable(1, "flex")),
+    ];
+    let ops = first.into_iter().chain(settle());
+    let ops = ops.chain(second).chain(settle());
+    let ops = ops.chain(third).chain(settle()).chain(settle());
+    let ops = ops.chain(fourth).chain(settle()).chain(settle());
+    check_with_policy(1, ops);
+}

@@ -8,7 +8,9 @@ use super::world::{SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
 use crate::device::Shape;
+use crate::lease::Lease;
 use crate::pool::DeviceClass;
+use crate::tenants::NOTHING;
 
 /// After this time, in ms, a request may have a reservation.
 pub(super) const RESERVE_AFTER: u64 = 3_000;
@@ -293,6 +295,23 @@ impl World {
         Before { reserved, later }
     }
 
+    /// Returns whether a request waits that would be within the guarantee of its tenant if the tenant did not have a lease.
+    fn was_guaranteed_another_without(&self, lease: &Lease) -> bool {
+        let tenant = lease.tenant.as_ref().filter(|_| lease.counts());
+        let policy = tenant.and_then(|tenant| self.policy.get(tenant));
+        let Some((tenant, policy)) = tenant.zip(policy) else {
+            return false;
+        };
+        let mut used = self.engine.used_by_tenants()[tenant].clone();
+        used.subtract(&lease.charge);
+        let spot = self.engine.used_for_spot().get(tenant);
+        let mut own = self.waiting.iter();
+        own.any(|it| {
+            let is_own = tenant_of(it.client) == *tenant;
+            is_own && policy.guarantees(&used, spot.unwrap_or(&NOTHING), &self.most_of(it))
+        })
+    }
+
     /// A request that was granted is not one that comes after another of its tenant with a reservation of these
     /// devices, unless it can be suspended; then it has passed that one. A request that has arrived in this
     /// event is the last. `has_reclaimed` is whether leases were suspended for others in this event.
@@ -315,14 +334,16 @@ impl World {
                 continue;
             };
             let known = self.engine.leases().get(granted.lease);
-            // Another request of the tenant may have been within the guarantee until then, and had the reservation.
-            let waits = |it: &LeaseId| self.waiting.iter().any(|waiting| waiting.lease == *it);
-            let is_passed = known.is_none_or(|known| known.passed.iter().any(waits));
+            let is_passed = known.is_none_or(|known| known.passed.contains(lease));
             // While several are granted, others may be next for a moment, or within the guarantee. So may be another
             // tenant before leases are suspended: what it had counts anew with time.
             let is_one_of_several = self.granted.len() > 1 || has_reclaimed;
             let is_guaranteed =
                 is_one_of_several || self.leases.is_none() || !self.is_borrowed(granted.lease);
+            // Another request of the tenant may have been within the guarantee until then, and had the reservation of some
+            // of these devices.
+            let had_other = known.is_some_and(|it| self.was_guaranteed_another_without(it));
+            let is_guaranteed = is_guaranteed || had_other;
             // Whether it ends in time was decided with what others had at that moment.
             let may_pass =
                 gives_way_on(&granted.demand, first) || granted.demand.max_duration.is_some();

@@ -61,7 +61,10 @@ impl World {
             true => !waiting.demand.is_spot,
             false => {
                 let by_guarantee = rights.contains(&Right::Guarantee) && (is_other || has_passed);
-                by_guarantee || rights.contains(&Right::Reservation) && has_passed
+                // Another request of the tenant may be within the guarantee once the lease counts no more, and have the
+                // reservation then.
+                let may_have_had = rights.contains(&Right::Reservation) || !is_other;
+                by_guarantee || may_have_had && has_passed
             }
         };
         assert!(
@@ -207,7 +210,14 @@ impl World {
         let known = self.leases.as_ref().expect("it knows leases");
         let has_ended = |it: &Victim| !it.lease.is_spot && !known.contains_key(&it.id);
         let may_end = self.victims.iter().any(has_ended);
+        let tenant = tenant_of(claimant.waiting.client);
+        let policy = self.policy.get(&tenant);
+        let has_limit = policy.is_some_and(|it| it.limit != TenantLimit::default());
         let others = known.iter().filter(|(id, lease)| {
+            // Spot leases of its own tenant do so only if nothing but the limit holds it up.
+            if lease.is_spot && has_limit && tenant_of(lease.client) == tenant {
+                return false;
+            }
             let is_victim = self.victims.iter().any(|it| it.id == **id);
             let ends = may_end && self.may_end_now(**id, lease) && self.is_borrowed(**id);
             let is_free_to_go = ends || self.makes_room_for(claimant, **id, lease);
