@@ -2,9 +2,9 @@
 //!
 //! This module has what all events share: deadlines, ends of leases, and settling the queue
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
-//! `engine/clients.rs`, requests in `engine/requests.rs`, what is reclaimed and held back for them in
-//! `engine/reclaim.rs`, `engine/borrowed.rs`, `engine/own_spot.rs`, `engine/holds.rs` and
-//! `engine/reservations.rs`, what is reclaimed for leases in `engine/spot.rs`, idle leases in `engine/idle.rs`,
+//! `engine/clients.rs`, requests in `engine/requests.rs` and `engine/guaranteed.rs`, what is reclaimed
+//! and held back for them in `engine/reclaim.rs`, `engine/borrowed.rs`, `engine/possible_victims.rs`,
+//! `engine/victims.rs`, `engine/own_spot.rs`, `engine/holds.rs` and `engine/reservations.rs`, what is reclaimed for leases in `engine/spot.rs`, idle leases in `engine/idle.rs`,
 //! and leases that outlive their worker in `engine/durable.rs`, `engine/keeper_choice.rs`, `engine/moves.rs`,
 //! `engine/interruptions.rs` and `engine/suspension.rs`.
 //!

@@ -145,7 +145,7 @@ impl TenantRequests {
         self.by_shape.get(shape).into_iter().flatten().copied()
     }
 
-    pub(crate) fn insert(&mut self, shape: Shape, rank: Rank) {
+    fn insert(&mut self, shape: Shape, rank: Rank) {
         let of_shape = self.by_shape.entry(shape).or_default();
         self.len += usize::from(of_shape.insert(rank));
     }
@@ -345,12 +345,11 @@ impl Queue {
         self.has_newly_guaranteed |= has_new;
         self.version += u64::from(self.guaranteed != guaranteed);
         let before = mem::replace(&mut self.guaranteed, guaranteed);
-        for lease in before.others_than(&self.guaranteed) {
-            let waiting = self.requests.get(&lease);
-            let waiting = waiting.map(|it| (&it.tenant, Shape::of(&it.demand)));
-            if let Some((tenant, shape)) = waiting
-                && let Some(requests) = self.by_tenant.get_mut(tenant)
-            {
+        let differing = before.differing(&self.guaranteed).into_iter();
+        let differing = differing.filter_map(|lease| self.requests.get(&lease));
+        let shapes = differing.map(|it| (it.tenant.clone(), Shape::of(&it.demand)));
+        for (tenant, shape) in shapes.collect::<BTreeSet<_>>() {
+            if let Some(requests) = self.by_tenant.get_mut(&tenant) {
                 requests.find_head(&shape, &self.guaranteed);
             }
         }

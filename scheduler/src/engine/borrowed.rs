@@ -38,7 +38,7 @@ pub(super) struct KnownBorrowed {
     leases: BorrowedLeases,
     /// The leases of each tenant that are within its guarantee, if it has some.
     within: BTreeMap<TenantName, BTreeSet<LeaseId>>,
-    /// Whether the others have been looked at since the policy has changed.
+    /// Whether all leases have been looked at since the policy has changed, and `leases` is not taken.
     is_complete: bool,
 }
 
@@ -72,7 +72,7 @@ impl Engine {
     /// [`give_back_borrowed`](Self::give_back_borrowed) must follow.
     pub(super) fn take_borrowed(&mut self) -> BorrowedLeases {
         let unchecked = self.leases.take_unchecked();
-        let was_complete = mem::replace(&mut self.borrowed.is_complete, true);
+        let was_complete = mem::take(&mut self.borrowed.is_complete);
         let mut workers = self.leases.take_changed_room();
         workers.extend(self.pool.index().changed());
         let mut tenants = self.leases.take_changed_guarantees();
@@ -101,6 +101,7 @@ impl Engine {
     /// Puts the borrowed leases back, of which some were taken.
     pub(super) fn give_back_borrowed(&mut self, leases: BorrowedLeases) {
         self.borrowed.leases = leases;
+        self.borrowed.is_complete = true;
     }
 
     /// Returns the spot leases that could be suspended for a lease that waits, or would end.

@@ -3,7 +3,7 @@
 //! There may be thousands of them, and many requests that wait. So they are kept in order from one event to the next:
 //! those with whole devices by the class of these and by when they may be suspended, so that the first few that are
 //! enough are found without a look at the others. While it is found out who can count on what, leases are
-//! [taken](BorrowedLeases::take) out, and put back by the next refresh (`borrowed.rs`).
+//! [taken](BorrowedLeases::take) out, and put back when the engine takes these leases the next time (`borrowed.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -144,8 +144,8 @@ impl BorrowedLeases {
     }
 
     /// Returns the leases with whole devices of these classes, and the devices of these classes that leases share, in
-    /// order; those that would end only if `with_ending`. A share is as good as a device here: the caller must check
-    /// that all leases of the device could leave it.
+    /// order; those that would end only if `with_ending`. Of a device that leases share, some may not be borrowed,
+    /// which the caller must check.
     pub(super) fn in_order<'a>(
         &'a self,
         classes: &'a BTreeSet<DeviceClass>,
@@ -215,7 +215,7 @@ impl BorrowedLeases {
         Some(lease)
     }
 
-    /// Removes a lease until the next refresh, if it is one of them.
+    /// Removes a lease until the engine takes these leases the next time, if it is one of them.
     pub(super) fn take(&mut self, pool: &Pool, id: LeaseId) -> Option<Arc<Borrowed>> {
         let taken = self.remove(pool, id)?;
         self.taken.insert(id);

@@ -14,7 +14,7 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use super::borrowed_leases::BorrowedLeases;
 use super::coming::Coming;
-use super::possible_victims::{From, Need, PossibleVictims};
+use super::possible_victims::{MakesRoom, Need, PossibleVictims};
 use super::victims::take_away;
 use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::DeviceRef;
@@ -24,8 +24,8 @@ use crate::queue::QueuedRequest;
 use crate::tenants::{Amounts, NOTHING, TenantName};
 
 /// Largest number of requests within guarantees for which devices are held back or leases are suspended at once; others
-/// follow when these have got theirs. Each costs a walk over the devices that are coming and the leases that could make
-/// room, with each event.
+/// follow when these have got theirs. Each costs a walk over the devices that are coming, and the search for the first
+/// leases that could make room, with each event.
 const MAX_GUARANTEED: usize = 64;
 
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
@@ -180,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// Returns a number that has the order of the shares of tenants, as they are when it is needed for the first time.
+    /// Returns a number that has the order of the shares of tenants, as they are when leases are chosen for the first time.
     pub(super) fn share_in(&self, expected: &Expected, tenant: &TenantName) -> u64 {
         let shares = expected.shares.get_or_init(|| {
             let pool = self.pool.amounts();
@@ -238,7 +238,7 @@ impl Engine {
         let need = Need {
             entitled,
             may_have,
-            from: From::All,
+            from: MakesRoom::Any,
             missing: wanted.saturating_sub(devices.len()),
         };
         let victims = match need.missing {

@@ -335,8 +335,12 @@ impl Engine {
         let attached = self.attached_owner(id);
         let lease = self.leases.get(id);
         let is_unreported = lease.is_some_and(|lease| !lease.is_standing_reported);
-        let client = attached.filter(|_| is_unreported);
-        let (Some(client), Some(mut lease)) = (client, self.leases.get_mut(id)) else {
+        // It may need another keeper, or have a destination to which its snapshots are handed over.
+        self.leases.touch(id);
+        let Some(client) = attached.filter(|_| is_unreported) else {
+            return;
+        };
+        let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };
         lease.is_standing_reported = true;

@@ -14,10 +14,11 @@ use super::Engine;
 use super::borrowed_leases::Borrowed;
 use super::coming::few;
 use super::holds::{Entitled, Expected};
-use super::possible_victims::From;
+use super::possible_victims::MakesRoom;
 use super::reclaim::Plan;
 use super::victims::Victim;
 use crate::event::DeviceRef;
+use crate::lease::Standing;
 use crate::tenants::{Amounts, NOTHING, TenantLimit};
 
 impl Engine {
@@ -53,8 +54,8 @@ impl Engine {
         let devices = used.and_then(|used| {
             let may_have = self.may_have(&used, entitled);
             // The limit demands that some of its own go in any case, which may be enough.
-            let devices = self.make_room_for(entitled, &may_have, From::OwnSpot, plan);
-            devices.or_else(|| self.make_room_for(entitled, &may_have, From::All, plan))
+            let devices = self.make_room_for(entitled, &may_have, MakesRoom::OwnSpot, plan);
+            devices.or_else(|| self.make_room_for(entitled, &may_have, MakesRoom::Any, plan))
         });
         let Some(devices) = devices else {
             self.await_own_spot(entitled, &plan.expected);
@@ -127,7 +128,8 @@ impl Engine {
     pub(super) fn has_limited_spot_that_waits(&self) -> bool {
         let mut spot = self.leases.index().spot();
         spot.any(|id| {
-            let lease = self.leases.get(id).filter(|it| !it.runs());
+            let lease = self.leases.get(id);
+            let lease = lease.filter(|it| it.standing != Standing::Running);
             let tenant = lease.and_then(|it| it.tenant.as_ref());
             tenant.is_some_and(|it| self.policy_of(it).limit != TenantLimit::default())
         })

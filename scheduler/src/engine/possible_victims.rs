@@ -4,6 +4,7 @@
 //! known (`borrowed_leases.rs`): for requests within guarantees, of which there may be many. Few leases could make room
 //! for the others, which are spot leases and those that have passed a reservation.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -26,16 +27,16 @@ pub(super) struct Need<'a> {
     /// The devices that it may have.
     pub(super) may_have: &'a MayHave,
     /// Which leases make room.
-    pub(super) from: From,
+    pub(super) from: MakesRoom,
     /// The number of devices that it lacks.
     pub(super) missing: usize,
 }
 
 /// Which leases make room for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum MakesRoom {
     /// All that may have to.
-    All,
+    Any,
     /// Only the spot leases of its own tenant.
     OwnSpot,
 }
@@ -62,7 +63,7 @@ pub(super) struct PossibleVictims<'a> {
 
 impl<'a> PossibleVictims<'a> {
     pub(super) fn new(engine: &'a Engine, expected: &'a Expected, need: Need<'a>) -> Self {
-        let is_known = need.entitled.by == Entitlement::Guarantee && need.from == From::All;
+        let is_known = need.entitled.by == Entitlement::Guarantee && need.from == MakesRoom::Any;
         let mut possible = Self {
             engine,
             expected,
@@ -125,7 +126,9 @@ impl<'a> PossibleVictims<'a> {
         let borrowed = &self.expected.borrowed;
         let is_for_share = self.need.entitled.demand.share_permille.is_some();
         if self.classes.is_some() {
-            let shared = borrowed.shared_devices().filter(|_| is_for_share);
+            let shared = borrowed
+                .shared_devices()
+                .filter(|it| is_for_share && self.need.may_have.contains(&self.engine.pool, *it));
             return shared.filter_map(|it| self.of_shared(it)).collect();
         }
         let passing = self.engine.leases.index().passing(self.need.entitled.lease);
@@ -198,7 +201,7 @@ impl<'a> PossibleVictims<'a> {
         // Of equal shares, the first makes room.
         shares.sort_by_key(|(_, it)| {
             let share = self.engine.share_in(self.expected, &it.tenant);
-            (std::cmp::Reverse(share), std::cmp::Reverse(it.granted_at))
+            (Reverse(share), Reverse(it.granted_at))
         });
         let spot = shares.iter().filter(|(_, it)| it.is_spot).copied();
         let spot = few_shares(room, spot.collect(), needed);
@@ -216,10 +219,12 @@ impl<'a> PossibleVictims<'a> {
         let is_of_other = lease.tenant != entitled.tenant;
         let has_passed = || lease.passed.contains(&entitled.lease);
         let makes_room = match (from, entitled.by) {
-            (From::OwnSpot, _) => lease.is_spot && !is_of_other,
-            (From::All, Entitlement::Guarantee) => lease.is_spot || is_of_other || has_passed(),
-            (From::All, Entitlement::Reservation) => lease.is_spot || has_passed(),
-            (From::All, Entitlement::Spot) => lease.is_spot,
+            (MakesRoom::OwnSpot, _) => lease.is_spot && !is_of_other,
+            (MakesRoom::Any, Entitlement::Guarantee) => {
+                lease.is_spot || is_of_other || has_passed()
+            }
+            (MakesRoom::Any, Entitlement::Reservation) => lease.is_spot || has_passed(),
+            (MakesRoom::Any, Entitlement::Spot) => lease.is_spot,
         };
         if !makes_room {
             return 0;

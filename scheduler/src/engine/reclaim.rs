@@ -26,13 +26,15 @@
 //! the other way. A lease that has ended for a request does not wait again. So each reclaim lowers the number of
 //! requests and leases that wait and are not for spot leases, and nothing but new demand or a changed policy raises it.
 
+use std::mem;
+
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::borrowed_leases::Borrowed;
 use super::coming::Coming;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
-use super::possible_victims::{Enough, From, Need, PossibleVictims};
+use super::possible_victims::{Enough, MakesRoom, Need, PossibleVictims};
 use super::spot::PartInNeed;
 use super::victims::{Victim, fewest, take_away, useful};
 use crate::event::{DeviceRef, Suspender};
@@ -80,6 +82,12 @@ impl Engine {
         for (id, parts) in first {
             self.make_room_for_lease(id, &parts, &mut plan);
         }
+        if plan.has_suspended {
+            // These may have taken the last room for snapshots of others.
+            let borrowed = mem::take(&mut plan.expected.borrowed);
+            self.give_back_borrowed(borrowed);
+            plan.expected.borrowed = self.take_borrowed();
+        }
         plan.expected.needed = self.needed_by_leases();
         plan.expected.shares.take();
         let is_before_spot = |it: &Entitled| it.by == Entitlement::Spot;
@@ -101,7 +109,7 @@ impl Engine {
             plan.expected
                 .coming
                 .add_held_devices(&self.pool, entitled.lease);
-            let devices = self.make_room_for(&entitled, &may_have, From::All, plan);
+            let devices = self.make_room_for(&entitled, &may_have, MakesRoom::Any, plan);
             let devices = devices.or_else(|| self.make_room_within_limit(&entitled, plan));
             match devices {
                 Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
@@ -121,7 +129,7 @@ impl Engine {
             Some(places) if all_at <= Some(self.now) => {
                 for place in places {
                     let (entitled, may_have) = (place.entitled, place.devices);
-                    let devices = self.make_room_for(entitled, may_have, From::All, plan);
+                    let devices = self.make_room_for(entitled, may_have, MakesRoom::Any, plan);
                     if devices.is_none() {
                         break;
                     }
@@ -142,7 +150,7 @@ impl Engine {
         &mut self,
         entitled: &Entitled,
         may_have: &MayHave,
-        from: From,
+        from: MakesRoom,
         plan: &mut Plan,
     ) -> Option<Vec<DeviceRef>> {
         let coming = &plan.expected.coming;

@@ -50,6 +50,7 @@ impl Engine {
     /// changed.
     fn next_change(&self) -> Timestamp {
         let index = self.leases.index();
+        // The others avoid no worker.
         let waiting = index.restless().filter_map(|id| self.leases.get(id));
         let avoided = waiting.flat_map(|lease| lease.avoided.values().copied());
         let silent = self.pool.index().disconnected().iter();

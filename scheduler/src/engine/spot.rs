@@ -16,7 +16,7 @@ use super::Engine;
 use super::assignment::assign;
 use super::coming::Coming;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
-use super::possible_victims::{From, Need, PossibleVictims};
+use super::possible_victims::{MakesRoom, Need, PossibleVictims};
 use super::waiting::WaitingPart;
 use crate::device::{Demand, DeviceSpec};
 use crate::event::DeviceRef;
@@ -169,7 +169,7 @@ impl Engine {
         let need = Need {
             entitled,
             may_have: devices,
-            from: From::All,
+            from: MakesRoom::Any,
             missing,
         };
         let possible = PossibleVictims::new(self, expected, need);

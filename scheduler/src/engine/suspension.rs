@@ -73,11 +73,12 @@ impl Engine {
         if !lease.is_restorable {
             return Err(CannotMove::NotRestorable);
         }
-        let own = lease.owner.map(|owner| self.leases.owned_by(owner));
+        let own = lease.owner.filter(|_| by == Suspender::Client);
+        let own = own.map(|owner| self.leases.owned_by(owner));
         let own = own.into_iter().flatten();
         let own = own.filter_map(|id| self.leases.get(id));
         let suspended = own.filter(|other| other.is_suspended()).count();
-        if by == Suspender::Client && suspended >= MAX_SUSPENDED_BY_CLIENT {
+        if suspended >= MAX_SUSPENDED_BY_CLIENT {
             let max = MAX_SUSPENDED_BY_CLIENT;
             return Err(CannotMove::ClientLimit { max });
         }

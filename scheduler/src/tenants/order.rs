@@ -33,10 +33,10 @@ impl Guaranteed {
         self.leases.contains(&lease)
     }
 
-    /// Returns the requests that are among either these or `other` ones.
-    pub(crate) fn others_than(&self, other: &Self) -> Vec<LeaseId> {
-        let others = self.leases.symmetric_difference(&other.leases);
-        others.copied().collect()
+    /// Returns the requests that are among these or among `other` ones, and not among both.
+    pub(crate) fn differing(&self, other: &Self) -> Vec<LeaseId> {
+        let differing = self.leases.symmetric_difference(&other.leases);
+        differing.copied().collect()
     }
 
     /// Returns what a tenant that has `used` would have if they were granted.
