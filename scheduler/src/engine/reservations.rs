@@ -153,6 +153,14 @@ impl Engine {
         self.reservations.all.iter()
     }
 
+    /// Returns the classes of devices that are reserved for each request.
+    pub(super) fn reserved_devices(&self) -> Vec<(LeaseId, BTreeSet<DeviceClass>)> {
+        let reservations = self.reservations();
+        reservations
+            .map(|it| (it.lease, it.classes.clone()))
+            .collect()
+    }
+
     /// Returns the reservation of a request, if it has one.
     pub(super) fn reservation_of(&self, request: LeaseId) -> Option<&Reservation> {
         self.reservations().find(|it| it.lease == request)
@@ -375,10 +383,7 @@ impl Engine {
 impl Engine {
     /// Returns the reservations as of the last decision, the first first.
     pub(crate) fn reserved(&self) -> Vec<(LeaseId, BTreeSet<DeviceClass>)> {
-        let reservations = self.reservations();
-        reservations
-            .map(|it| (it.lease, it.classes.clone()))
-            .collect()
+        self.reserved_devices()
     }
 
     /// Returns the reservations that there should be now.

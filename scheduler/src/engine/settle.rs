@@ -10,16 +10,23 @@ impl Engine {
     /// Has leases go on and requests granted, as far as there are devices, and takes devices back for those
     /// that are entitled to them, and from idle leases.
     pub(super) fn place(&mut self) {
+        let mut has_held_anew = false;
         loop {
             self.move_leases();
             let (granted, commands) = (self.granted, self.commands.len());
+            let reserved = self.reserved_devices();
             self.process_queue();
+            // Devices were held back for a request that comes after one with a reservation of these now. Once is enough:
+            // what is held back then may make a difference for the reservations again.
+            let has_other_reservations = !has_held_anew && self.reserved_devices() != reserved;
+            has_held_anew |= has_other_reservations;
             // A request that is refused may have been the first within a guarantee, and a request that is granted may
             // bring another within. The next request is entitled now, and devices may have to be held back for it.
             let mut commands = self.commands.iter().skip(commands);
             let has_refused = commands.any(|it| matches!(it, Command::Refused { .. }));
             let is_next_entitled =
-                (has_refused || self.queue.has_newly_guaranteed()) && !self.queue.is_empty();
+                has_refused || has_other_reservations || self.queue.has_newly_guaranteed();
+            let is_next_entitled = is_next_entitled && !self.queue.is_empty();
             // A lease may go on beside one that has got a share of a device, or with what a request did not need of what
             // was held back for it. A grant may bring a tenant beyond its guarantee, and a reclaim may bring one within it.
             let has_new_room = self.pool.take_new_room();

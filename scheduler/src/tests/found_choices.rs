@@ -342,6 +342,46 @@ fn request_stays_next_for_which_a_lease_of_its_tenant_makes_room() {
     check_with_policy(0, ops);
 }
 
+/// A request within its guarantee has the reservation of most devices until it is granted. What was held back for a third
+/// request is for the second one then, which has the reservation, and no spot lease makes room for it.
+#[test]
+fn what_is_reserved_for_a_request_is_not_held_back_for_a_later_one() {
+    let ops = [
+        request(2, durable(1, "flex")),
+        request(
+            0,
+            Demand {
+                max_duration: Some(Duration::from_secs(1)),
+                ..durable(1, "flex")
+            },
+        ),
+        request(2, as_spot(durable(1, "vulkan"))),
+        request(0, demand_of(2, Some("flex"))),
+        Op::AllKept,
+        Op::Release { client: 2, nth: 34 },
+        request(0, durable(1, "vulkan")),
+        request(0, durable(1, "vulkan")),
+        request(0, durable(1, "flex")),
+        request(2, durable(2, "flex")),
+        Op::Wait { millis: 3_000 },
+        request(
+            0,
+            Demand {
+                memory_bytes: 9 << 30,
+                ..demand_of(3, None)
+            },
+        ),
+        Op::Release { client: 0, nth: 36 },
+        request(2, durable(1, "flex")),
+        Op::Wait { millis: 10_000 },
+        Op::Finish {
+            worker: 0,
+            devices: u32::MAX,
+        },
+    ];
+    check_with_policy(1, ops);
+}
+
 /// A lease makes room for a larger request of its own tenant. Without it, another request of the tenant is within the
 /// guarantee, which has just changed, and has the reservation.
 #[test]
