@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-/// Paths of the figures in the JSON that programs rely on. Each must be a number.
+/// Paths of the figures in the JSON that programs rely on. Each must be a number, and not below zero.
 const FIELDS: &[&str] = &[
     "/machine/cores",
     "/ops/local_us",
@@ -56,10 +56,8 @@ const FIELDS: &[&str] = &[
     "/scheduler/rules/p99_ms",
     "/scheduler/rules_small/p99_ms",
     "/sharing/share_error",
-    "/sharing/victim_p99_ratio",
     "/sharing/work_conserving",
     "/durability/0/state_mib",
-    "/durability/0/overhead",
     "/durability/0/detect_ms",
     "/durability/0/silent_detect_ms",
     "/durability/0/first_new_answer_ms",
@@ -73,6 +71,9 @@ const FIELDS: &[&str] = &[
     "/serve/p99_ms",
     "/serve/failed",
 ];
+
+/// Such figures that are below zero if what is measured with the smallest sizes is shorter than what is taken off.
+const DIFFERENCES: &[&str] = &["/sharing/victim_p99_ratio", "/durability/0/overhead"];
 
 fn bench(args: &[&str]) -> Vec<u8> {
     let output = Command::new(env!("CARGO_BIN_EXE_tensord-bench"))
@@ -106,10 +107,11 @@ fn every_bench_prints_its_fields_and_they_can_be_plotted() {
     let stdout = String::from_utf8(bench(&["all", "--quick", "--json"])).unwrap();
     let last = stdout.lines().last().expect("the JSON is the last line");
     let json: Value = serde_json::from_str(last).expect("the last line is JSON");
-    for field in FIELDS {
+    for field in FIELDS.iter().chain(DIFFERENCES) {
         let value = json.pointer(field).and_then(Value::as_f64);
         let value = value.unwrap_or_else(|| panic!("{field} is no number in {last}"));
-        assert!(value >= 0.0 && value.is_finite(), "{field}: {value}");
+        let is_possible = value >= 0.0 || DIFFERENCES.contains(field);
+        assert!(is_possible && value.is_finite(), "{field}: {value}");
     }
     assert_eq!(json["ddp"]["weights_identical"], true, "{last}");
     assert!(
