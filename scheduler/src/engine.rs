@@ -4,7 +4,8 @@
 //! after each event. Events from workers and clients are handled in `engine/workers.rs` and
 //! `engine/clients.rs`, requests in `engine/requests.rs` and `engine/guaranteed.rs`, what is reclaimed
 //! and held back for them in `engine/reclaim.rs`, `engine/borrowed.rs`, `engine/possible_victims.rs`,
-//! `engine/victims.rs`, `engine/own_spot.rs`, `engine/holds.rs` and `engine/reservations.rs`, what is reclaimed for leases in `engine/spot.rs`, idle leases in `engine/idle.rs`,
+//! `engine/victims.rs`, `engine/own_spot.rs`, `engine/holds.rs` and `engine/reservations.rs`, what is reclaimed
+//! for leases in `engine/spot.rs`, idle leases in `engine/idle.rs`,
 //! and leases that outlive their worker in `engine/durable.rs`, `engine/keeper_choice.rs`, `engine/moves.rs`,
 //! `engine/interruptions.rs` and `engine/suspension.rs`.
 //!
@@ -113,6 +114,7 @@ pub struct Engine {
     before_spot: Option<(OrderBasis, Vec<LeaseId>)>,
     /// What the requests within guarantees were found from.
     guaranteed_basis: Option<GuaranteedBasis>,
+    /// The requests within the guarantee of each tenant, as they were found last.
     known_guaranteed: KnownGuaranteed,
     /// Rises whenever the policy changes.
     policy_version: u64,
@@ -120,7 +122,9 @@ pub struct Engine {
     past_version: u64,
     /// The requests of tenants with limits that can count on devices.
     counting: CountingRequests,
+    /// The devices on which requests can count.
     counted_on: CountedOn,
+    /// The leases that could give their devices to others.
     borrowed: KnownBorrowed,
     /// Whether positions of requests may have changed since they were reported last.
     positions_changed: bool,

@@ -53,7 +53,8 @@ impl KnownBorrowed {
         within.is_some_and(|leases| leases.contains(&id))
     }
 
-    /// Sets the leases of a tenant that are within its guarantee. Returns those for which that is new, or no more so.
+    /// Sets the leases of a tenant that are within its guarantee. Returns those that were not before, and those that
+    /// are not any more.
     fn set_within(&mut self, tenant: TenantName, within: BTreeSet<LeaseId>) -> BTreeSet<LeaseId> {
         let before = match within.is_empty() {
             true => self.within.remove(&tenant),

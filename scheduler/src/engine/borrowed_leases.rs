@@ -55,7 +55,7 @@ impl Borrowed {
 /// A lease, or a device that leases share, in the order in which they could make room: by time, by the number of
 /// leases, and by the first of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Position {
     at: Timestamp,
     leases: usize,
     pub(super) first: LeaseId,
@@ -66,7 +66,7 @@ pub(super) struct Place {
 /// What has devices of a class.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct InOrder {
-    places: BTreeSet<Place>,
+    positions: BTreeSet<Position>,
     /// The number of devices of the class that they have.
     devices: usize,
 }
@@ -89,8 +89,8 @@ impl OfClass {
     }
 }
 
-/// A place, with the number of devices of each class there, and whether some of the leases would end.
-type Filed = (Place, BTreeMap<DeviceClass, usize>, bool);
+/// A position, with the number of devices of each class that its leases have, and whether some of these would end.
+type Filed = (Position, BTreeMap<DeviceClass, usize>, bool);
 
 /// The borrowed leases that could give their devices to others.
 #[derive(Debug, Default)]
@@ -150,16 +150,20 @@ impl BorrowedLeases {
         &'a self,
         classes: &'a BTreeSet<DeviceClass>,
         with_ending: bool,
-    ) -> impl Iterator<Item = Place> {
-        let places = self.of_classes(classes, with_ending);
+    ) -> impl Iterator<Item = Position> {
+        let positions = self.of_classes(classes, with_ending);
         // A lease may have devices of several classes.
-        places.map(|it| it.places.iter()).kmerge().dedup().copied()
+        positions
+            .map(|it| it.positions.iter())
+            .kmerge()
+            .dedup()
+            .copied()
     }
 
     /// Returns the number of devices of these classes that leases have, or share.
     pub(super) fn devices(&self, classes: &BTreeSet<DeviceClass>, with_ending: bool) -> usize {
-        let places = self.of_classes(classes, with_ending);
-        places.map(|it| it.devices).sum()
+        let positions = self.of_classes(classes, with_ending);
+        positions.map(|it| it.devices).sum()
     }
 
     fn of_classes<'a>(
@@ -188,13 +192,17 @@ impl BorrowedLeases {
                 self.file_shared(pool, device_ref);
             }
             None => {
-                let place = Place {
+                let position = Position {
                     at: lease.suspendable_at,
                     leases: 1,
                     first: id,
                     shared: None,
                 };
-                let filed = (place, classes(pool, &lease.devices), lease.is_last_resort());
+                let filed = (
+                    position,
+                    classes(pool, &lease.devices),
+                    lease.is_last_resort(),
+                );
                 self.count(&filed, true);
                 self.filed.insert(id, filed);
             }
@@ -236,30 +244,30 @@ impl BorrowedLeases {
         let Some(at) = sharing.iter().map(|it| it.suspendable_at).max() else {
             return;
         };
-        let place = Place {
+        let position = Position {
             at,
             leases: sharing.len(),
             first: sharing[0].lease,
             shared: Some(device_ref),
         };
         let is_ending = sharing.iter().any(|it| it.is_last_resort());
-        let filed = (place, classes(pool, &[device_ref].into()), is_ending);
+        let filed = (position, classes(pool, &[device_ref].into()), is_ending);
         self.count(&filed, true);
         self.filed_shared.insert(device_ref, filed);
     }
 
-    /// Adds a place to its classes, or removes it from them.
-    fn count(&mut self, (place, classes, is_ending): &Filed, is_added: bool) {
+    /// Adds a position to its classes, or removes it from them.
+    fn count(&mut self, (position, classes, is_ending): &Filed, is_added: bool) {
         for (class, count) in classes {
             let of_class = self.by_class.entry(class.clone()).or_default();
             let in_order = of_class.in_order(*is_ending);
             match is_added {
                 true => {
-                    in_order.places.insert(*place);
+                    in_order.positions.insert(*position);
                     in_order.devices += count;
                 }
                 false => {
-                    in_order.places.remove(place);
+                    in_order.positions.remove(position);
                     in_order.devices -= count;
                 }
             }

@@ -1,8 +1,8 @@
 //! The leases that could make room for something that waits, in the order in which they could.
 //!
 //! Most requests need few of them. So these are found one by one, without a look at those after them, where the order is
-//! known (`borrowed_leases.rs`): for requests within guarantees, of which there may be many. Few leases could make room
-//! for the others, which are spot leases and those that have passed a reservation.
+//! known (`borrowed_leases.rs`): for requests within guarantees, of which there may be many. For other requests, only
+//! spot leases make room, and leases that have passed a reservation. These are few, and are listed.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use itertools::Itertools as _;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
-use super::borrowed_leases::{Borrowed, Place};
+use super::borrowed_leases::{Borrowed, Position};
 use super::coming::few_shares;
 use super::holds::{Entitled, Entitlement, Expected, MayHave};
 use super::victims::{Victim, useful};
@@ -83,7 +83,7 @@ impl<'a> PossibleVictims<'a> {
     pub(super) fn in_order(&self, with_ending: bool) -> impl Iterator<Item = Victim> {
         let known = self.classes.into_iter();
         let known = known.flat_map(move |it| self.expected.borrowed.in_order(it, with_ending));
-        let known = known.filter_map(|place| self.at(place));
+        let known = known.filter_map(|position| self.at(position));
         let listed = self.listed.iter().cloned();
         let listed = listed.filter(move |victim| with_ending || !victim.ends());
         known.merge_by(listed, |one, other| one.order() <= other.order())
@@ -142,12 +142,12 @@ impl<'a> PossibleVictims<'a> {
         whole.chain(shared).collect()
     }
 
-    /// Returns what could make room at a place, for a request that needs whole devices if leases share the one there.
-    fn at(&self, place: Place) -> Option<Victim> {
-        match place.shared {
+    /// Returns what could make room at a position, for a request that needs whole devices if leases share the one there.
+    fn at(&self, position: Position) -> Option<Victim> {
+        match position.shared {
             Some(_) if self.need.entitled.demand.share_permille.is_some() => None,
             Some(device_ref) => self.of_shared(device_ref),
-            None => self.of_whole(self.expected.borrowed.get(place.first)?),
+            None => self.of_whole(self.expected.borrowed.get(position.first)?),
         }
     }
 

@@ -122,13 +122,7 @@ fn spot_lease_makes_room_for_a_request_after_a_lease_that_waits_for_what_is_bein
         request(0, durable(1, "flex")),
         request(0, durable(1, "flex")),
         Op::SetPolicy { which: 3 },
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(1)),
-                ..durable(1, "vulkan")
-            },
-        ),
+        request(0, for_seconds(1, durable(1, "vulkan"))),
         Op::Wait { millis: 1497 },
         Op::SetPolicy { which: 1 },
         Op::Wait { millis: 1503 },
@@ -147,6 +141,14 @@ fn durable_share(permille: u32) -> Demand {
     Demand {
         share_permille: Some(permille),
         ..durable(1, "flex")
+    }
+}
+
+/// The same for a lease that ends after this time.
+fn for_seconds(seconds: u64, demand: Demand) -> Demand {
+    Demand {
+        max_duration: Some(Duration::from_secs(seconds)),
+        ..demand
     }
 }
 
@@ -216,13 +218,7 @@ fn lease_passes_the_reservation_of_another_request_than_the_one_that_has_it_then
     let ops = [
         request(0, as_spot(durable(2, "flex"))),
         request(0, as_spot(demand_of(1, Some("flex")))),
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(1)),
-                ..durable_share(250)
-            },
-        ),
+        request(0, for_seconds(1, durable_share(250))),
         Op::Request {
             client: 0,
             demand: durable(2, "flex"),
@@ -251,13 +247,7 @@ fn lease_passes_the_reservation_of_another_request_than_the_one_that_has_it_then
 #[test]
 fn one_spot_lease_ends_for_a_share_after_a_request_that_counts_on_another_device() {
     let ops = [
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(1)),
-                ..durable(1, "flex")
-            },
-        ),
+        request(0, for_seconds(1, durable(1, "flex"))),
         request(0, as_spot(demand_of(1, Some("flex")))),
         request(0, as_spot(demand_of(2, Some("flex")))),
         Op::SetPolicy { which: 2 },
@@ -348,13 +338,7 @@ fn request_stays_next_for_which_a_lease_of_its_tenant_makes_room() {
 fn what_is_reserved_for_a_request_is_not_held_back_for_a_later_one() {
     let ops = [
         request(2, durable(1, "flex")),
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(1)),
-                ..durable(1, "flex")
-            },
-        ),
+        request(0, for_seconds(1, durable(1, "flex"))),
         request(2, as_spot(durable(1, "vulkan"))),
         request(0, demand_of(2, Some("flex"))),
         Op::AllKept,
@@ -392,13 +376,7 @@ fn lease_makes_room_for_a_request_that_has_no_reservation_then() {
         request(0, durable_share(250)),
         Op::SetPolicy { which: 2 },
         request(0, durable(2, "flex")),
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(8)),
-                ..durable_share(250)
-            },
-        ),
+        request(0, for_seconds(8, durable_share(250))),
         request(0, durable(1, "vulkan")),
         request(2, durable(3, "flex")),
         Op::Wait { millis: 5_000 },
@@ -424,13 +402,7 @@ fn two_leases_of_others_make_room_before_one_spot_lease_of_its_own() {
         request(2, durable(1, "flex")),
         request(2, durable(1, "flex")),
         request(0, as_spot(durable(1, "flex"))),
-        request(
-            0,
-            Demand {
-                max_duration: Some(Duration::from_secs(1)),
-                ..durable(1, "flex")
-            },
-        ),
+        request(0, for_seconds(1, durable(1, "flex"))),
         request(2, durable(1, "flex")),
         request(2, durable(1, "flex")),
         Op::Join {
