@@ -39,12 +39,7 @@ impl Lease {
     pub fn suspend_async(
         &self,
     ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
-        let (control, lease) = (self.control.clone(), self.id);
-        async move {
-            control
-                .change_standing(lease, StandingChange::Suspend)
-                .await
-        }
+        self.change_standing(StandingChange::Suspend)
     }
 
     /// Lets the lease go on after [`suspend`](Self::suspend): as soon as a worker that has its state
@@ -66,8 +61,7 @@ impl Lease {
     pub fn resume_async(
         &self,
     ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
-        let (control, lease) = (self.control.clone(), self.id);
-        async move { control.change_standing(lease, StandingChange::Resume).await }
+        self.change_standing(StandingChange::Resume)
     }
 
     /// Has the lease go on at another worker: the one that keeps its snapshots. For a program that knows that its
@@ -108,7 +102,14 @@ impl Lease {
     pub fn move_elsewhere_async(
         &self,
     ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
+        self.change_standing(StandingChange::Move)
+    }
+
+    fn change_standing(
+        &self,
+        change: StandingChange,
+    ) -> impl Future<Output = Result<(), StandingError>> + Send + 'static + use<> {
         let (control, lease) = (self.control.clone(), self.id);
-        async move { control.change_standing(lease, StandingChange::Move).await }
+        async move { control.change_standing(lease, change).await }
     }
 }
