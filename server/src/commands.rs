@@ -14,7 +14,7 @@ mod queue;
 mod scheduler;
 mod simulate;
 mod status;
-mod tenants;
+pub(crate) mod tenants;
 mod token;
 mod up;
 mod usage;

@@ -25,6 +25,7 @@ mod config;
 mod dates;
 #[cfg(feature = "demo")]
 mod demo;
+mod explanation;
 mod failure;
 mod grpc_status;
 mod human;
@@ -40,6 +41,7 @@ mod state;
 mod status;
 mod stdout;
 mod table;
+mod tenant_text;
 
 use std::process::ExitCode;
 

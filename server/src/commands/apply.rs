@@ -9,9 +9,15 @@ use tensord_transport::PoolUrl;
 
 use super::{
     admin::{self, error::AdminError, into_reply, with_token},
-    tenants::{TermsJson, guarantee_text, limit_text, request_of, terms_json},
+    tenants::{TermsJson, request_of, terms_json},
 };
-use crate::{config::ApplyConfig, failure::Failure, human::plural, stdout};
+use crate::{
+    config::ApplyConfig,
+    failure::Failure,
+    human::plural,
+    stdout,
+    tenant_text::{guarantee_text, limit_text},
+};
 
 /// What has come of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

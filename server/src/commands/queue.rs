@@ -1,7 +1,5 @@
 //! `tensord queue` and `tensord why`: what waits for devices of a running pool, and why.
 
-mod explanation;
-
 use serde::Serialize;
 use tensord_proto::{
     ids::LeaseId,
@@ -9,13 +7,17 @@ use tensord_proto::{
 };
 use tensord_transport::PoolUrl;
 
-use self::explanation::explanation;
 use super::{
     admin::{self, error::AdminError, into_reply, with_token},
     leases::{self, non_empty},
     tenants,
 };
-use crate::{config::QueueConfig, failure::Failure, human, stdout, table};
+use crate::{
+    config::QueueConfig,
+    explanation::{explanation, suitable_text, waiter, wanted_text},
+    failure::Failure,
+    human, stdout, table,
+};
 
 const HEADER: [&str; 7] = [
     "#",
@@ -220,14 +222,6 @@ fn non_zero(permille: u32) -> Option<u32> {
     Some(permille).filter(|permille| *permille > 0)
 }
 
-/// Returns what waits: a request or a lease.
-fn waiter(waiting: &Waiting) -> &'static str {
-    match waiting.requested.is_empty() {
-        true => "lease",
-        false => "request",
-    }
-}
-
 /// Formats what waits as a table, with a newline at the end.
 fn to_table(listed: &WaitingList) -> String {
     if listed.waiting.is_empty() {
@@ -258,104 +252,10 @@ fn row(waiting: &Waiting) -> [String; 7] {
     ]
 }
 
-/// Returns the devices that are needed, in words.
-fn wanted_text(waiting: &Waiting) -> String {
-    if !waiting.requested.is_empty() {
-        return waiting.requested.clone();
-    }
-    let counts = waiting.needs.iter().map(|it| it.count as usize);
-    let counts: Vec<_> = counts.collect();
-    let devices = human::plural(counts.iter().sum(), "device");
-    match counts.len() {
-        0 | 1 => format!("{devices} like those it had"),
-        workers => format!("{devices} of {workers} workers, like those it had"),
-    }
-}
-
-/// Returns how the suitable devices are used, such as `1 free, 2 leased`.
-fn suitable_text(needed: &NeededDevices) -> String {
-    let counts = [
-        (needed.free, "free"),
-        (needed.leased, "leased"),
-        (needed.held_back, "held back"),
-        (needed.ending, "not released yet"),
-        (needed.out_of_service, "out of service"),
-        (needed.unreachable, "of workers without connection"),
-        (needed.draining, "of workers that drain"),
-    ];
-    let present = counts.iter().filter(|(count, _)| *count > 0);
-    let present: Vec<_> = present.map(|(n, what)| format!("{n} {what}")).collect();
-    match present.is_empty() {
-        true => "none".into(),
-        false => present.join(", "),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::tenants::tests::research;
-
-    /// A request, and a lease that has run on two workers.
-    pub(super) fn listed() -> WaitingList {
-        let of_lease = |lease_id, token: &str, count| DevicesOfLease {
-            lease_id,
-            tenant: "research".into(),
-            token: token.into(),
-            count,
-            share_permille: 0,
-        };
-        let lease = Waiting {
-            lease_id: 0x9a,
-            tenant: "research".into(),
-            token: "ci".into(),
-            position: 1,
-            ends_in_ms: Some(3_540_000),
-            cause: "worker gpu-1 was lost".into(),
-            client_away: true,
-            receivers: vec!["gpu-3".into()],
-            needs: vec![
-                NeededDevices {
-                    count: 1,
-                    at_one_worker: true,
-                    free: 3,
-                    free_at_one_worker: 1,
-                    ..NeededDevices::default()
-                },
-                NeededDevices {
-                    count: 2,
-                    at_one_worker: true,
-                    ..NeededDevices::default()
-                },
-            ],
-            ..Waiting::default()
-        };
-        let request = Waiting {
-            lease_id: 0x9b,
-            tenant: "research".into(),
-            token: "program".into(),
-            position: 2,
-            tenant_info: Some(research()),
-            requested: "2 devices of kind cuda with 40.0 GiB each".into(),
-            waited_ms: Some(61_000),
-            needs: vec![NeededDevices {
-                count: 2,
-                free: 1,
-                leased: 6,
-                held_back: 1,
-                out_of_service: 1,
-                leased_by: vec![of_lease(0x9c, "ci", 4), of_lease(0x9d, "night", 2)],
-                held_back_for: vec![of_lease(0x9a, "ci", 1)],
-                ..NeededDevices::default()
-            }],
-            ..Waiting::default()
-        };
-        WaitingList {
-            waiting: vec![lease, request],
-            count: 2,
-            lease: None,
-        }
-    }
+    use crate::explanation::tests::listed;
 
     #[test]
     fn what_waits_is_listed_in_order() {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Number;
-use tensord_proto::share::WHOLE_PERMILLE;
 use tensord_proto::v1::{
     ChangeTenantRequest, DeviceCounts, KindCount, ListTenantsRequest, RemoveTenantRequest,
     TenantInfo, TenantLimit,
@@ -16,6 +15,9 @@ use crate::{
     config::{TenantChange, TenantsAction, TenantsConfig},
     failure::Failure,
     human, stdout, table,
+    tenant_text::{
+        counts_text, guarantee_text, has_text, kinds_of, limit_text, past_text, permille_of,
+    },
 };
 
 const HEADER: [&str; 9] = [
@@ -182,16 +184,6 @@ fn fractions_by_kind(kinds: &[KindCount]) -> BTreeMap<&str, Number> {
         .collect()
 }
 
-/// Returns a number of devices in thousandths.
-fn permille_of(count: &KindCount) -> u64 {
-    u64::from(WHOLE_PERMILLE) * u64::from(count.count) + u64::from(count.permille)
-}
-
-/// Returns the numbers of a message.
-fn kinds_of(counts: Option<&DeviceCounts>) -> &[KindCount] {
-    counts.map_or(&[], |counts| &counts.kinds)
-}
-
 fn row(tenant: &TenantInfo) -> [String; 9] {
     let or_dash = |text: String| if text.is_empty() { "-".into() } else { text };
     [
@@ -234,50 +226,8 @@ fn text_of(tenant: &TenantInfo) -> String {
     text
 }
 
-/// Returns what a tenant has, in words.
-pub(super) fn has_text(tenant: &TenantInfo) -> String {
-    let counts = counts_text(kinds_of(tenant.used.as_ref()));
-    match counts.is_empty() {
-        true => "nothing".into(),
-        false => {
-            let memory = human::bytes(tenant.used_memory_bytes);
-            let leases = human::plural(tenant.leases as usize, "lease");
-            format!("{counts} with {memory} in {leases}")
-        }
-    }
-}
-
-/// Returns the average of the shares that a tenant has had, such as `12 %`.
-pub(super) fn past_text(tenant: &TenantInfo) -> String {
-    format!("{:.0} %", tenant.past_share * 100.0)
-}
-
-/// Returns the guarantee of a tenant, in words; empty if it has none.
-pub(super) fn guarantee_text(tenant: &TenantInfo) -> String {
-    counts_text(kinds_of(tenant.guaranteed.as_ref()))
-}
-
-/// Returns what a tenant may have at most, in words; empty if that is not limited.
-pub(super) fn limit_text(tenant: &TenantInfo) -> String {
-    let limit = tenant.limit.as_ref();
-    let counts = counts_text(limit.map_or(&[], |limit| &limit.kinds));
-    let memory = limit.and_then(|limit| limit.memory_bytes);
-    let texts = [Some(counts), memory.map(human::exact_bytes)];
-    let texts = texts.into_iter().flatten().filter(|text| !text.is_empty());
-    texts.collect::<Vec<_>>().join(", ")
-}
-
-/// Returns numbers of devices by kind, such as `4 cuda, 1.25 flex`.
-fn counts_text(kinds: &[KindCount]) -> String {
-    let counts = kinds.iter().map(|it| {
-        let count = human::thousandths(permille_of(it));
-        format!("{count} {}", it.kind)
-    });
-    counts.collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn kinds(kinds: &[(&str, u32)]) -> Vec<KindCount> {
@@ -289,7 +239,7 @@ pub(super) mod tests {
         kinds.collect()
     }
 
-    pub(in super::super) fn research() -> TenantInfo {
+    pub(crate) fn research() -> TenantInfo {
         TenantInfo {
             name: "research".into(),
             weight: 2,

@@ -6,12 +6,11 @@ use tensord_proto::{
     v1::{DevicesOfLease, NeededDevices, TenantInfo, Waiting},
 };
 
-use super::{suitable_text, waiter, wanted_text};
-use crate::{commands::tenants, human, table};
+use crate::{human, table, tenant_text};
 
 /// Returns what a lease or request waits for, who has that, under which rule, and what would end the
 /// wait. `count` is the number of all that wait.
-pub(super) fn explanation(waiting: &Waiting, count: u32) -> String {
+pub(crate) fn explanation(waiting: &Waiting, count: u32) -> String {
     let id = LeaseId(waiting.lease_id);
     let mut text = format!(
         "{} {id}{} waits for {}\n",
@@ -126,16 +125,20 @@ fn rule(waiting: &Waiting) -> &'static str {
 
 /// Returns what a tenant has, and its guarantee, limit and weight.
 fn tenant_text(tenant: &TenantInfo) -> String {
-    let mut texts = vec![format!("{} has {}", tenant.name, tenants::has_text(tenant))];
-    let guarantee = tenants::guarantee_text(tenant);
+    let mut texts = vec![format!(
+        "{} has {}",
+        tenant.name,
+        tenant_text::has_text(tenant)
+    )];
+    let guarantee = tenant_text::guarantee_text(tenant);
     if !guarantee.is_empty() {
         texts.push(format!("guaranteed {guarantee}"));
     }
-    let limit = tenants::limit_text(tenant);
+    let limit = tenant_text::limit_text(tenant);
     if !limit.is_empty() {
         texts.push(format!("limit {limit}"));
     }
-    texts.push(format!("past use {}", tenants::past_text(tenant)));
+    texts.push(format!("past use {}", tenant_text::past_text(tenant)));
     texts.push(format!("weight {}", tenant.weight));
     texts.join("; ")
 }
@@ -233,9 +236,114 @@ fn ends_text(waiting: &Waiting) -> String {
     ends.collect::<Vec<_>>().join(", or ")
 }
 
+/// Returns what waits: a request or a lease.
+pub(crate) fn waiter(waiting: &Waiting) -> &'static str {
+    match waiting.requested.is_empty() {
+        true => "lease",
+        false => "request",
+    }
+}
+
+/// Returns the devices that are needed, in words.
+pub(crate) fn wanted_text(waiting: &Waiting) -> String {
+    if !waiting.requested.is_empty() {
+        return waiting.requested.clone();
+    }
+    let counts = waiting.needs.iter().map(|it| it.count as usize);
+    let counts: Vec<_> = counts.collect();
+    let devices = human::plural(counts.iter().sum(), "device");
+    match counts.len() {
+        0 | 1 => format!("{devices} like those it had"),
+        workers => format!("{devices} of {workers} workers, like those it had"),
+    }
+}
+
+/// Returns how the suitable devices are used, such as `1 free, 2 leased`.
+pub(crate) fn suitable_text(needed: &NeededDevices) -> String {
+    let counts = [
+        (needed.free, "free"),
+        (needed.leased, "leased"),
+        (needed.held_back, "held back"),
+        (needed.ending, "not released yet"),
+        (needed.out_of_service, "out of service"),
+        (needed.unreachable, "of workers without connection"),
+        (needed.draining, "of workers that drain"),
+    ];
+    let present = counts.iter().filter(|(count, _)| *count > 0);
+    let present: Vec<_> = present.map(|(n, what)| format!("{n} {what}")).collect();
+    match present.is_empty() {
+        true => "none".into(),
+        false => present.join(", "),
+    }
+}
+
 #[cfg(test)]
-mod tests {
-    use super::{super::tests::listed, *};
+pub(crate) mod tests {
+    use tensord_proto::v1::WaitingList;
+
+    use super::*;
+    use crate::commands::tenants::tests::research;
+
+    /// A request, and a lease that has run on two workers.
+    pub(crate) fn listed() -> WaitingList {
+        let of_lease = |lease_id, token: &str, count| DevicesOfLease {
+            lease_id,
+            tenant: "research".into(),
+            token: token.into(),
+            count,
+            share_permille: 0,
+        };
+        let lease = Waiting {
+            lease_id: 0x9a,
+            tenant: "research".into(),
+            token: "ci".into(),
+            position: 1,
+            ends_in_ms: Some(3_540_000),
+            cause: "worker gpu-1 was lost".into(),
+            client_away: true,
+            receivers: vec!["gpu-3".into()],
+            needs: vec![
+                NeededDevices {
+                    count: 1,
+                    at_one_worker: true,
+                    free: 3,
+                    free_at_one_worker: 1,
+                    ..NeededDevices::default()
+                },
+                NeededDevices {
+                    count: 2,
+                    at_one_worker: true,
+                    ..NeededDevices::default()
+                },
+            ],
+            ..Waiting::default()
+        };
+        let request = Waiting {
+            lease_id: 0x9b,
+            tenant: "research".into(),
+            token: "program".into(),
+            position: 2,
+            tenant_info: Some(research()),
+            requested: "2 devices of kind cuda with 40.0 GiB each".into(),
+            waited_ms: Some(61_000),
+            needs: vec![NeededDevices {
+                count: 2,
+                free: 1,
+                leased: 6,
+                held_back: 1,
+                out_of_service: 1,
+                leased_by: vec![of_lease(0x9c, "ci", 4), of_lease(0x9d, "night", 2)],
+                held_back_for: vec![of_lease(0x9a, "ci", 1)],
+                ..NeededDevices::default()
+            }],
+            ..Waiting::default()
+        };
+        WaitingList {
+            waiting: vec![lease, request],
+            count: 2,
+            lease: None,
+        }
+    }
 
     #[test]
     fn explanation_of_a_request_names_the_leases_with_its_devices() {
