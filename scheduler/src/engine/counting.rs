@@ -43,22 +43,30 @@ impl Engine {
     /// count on.
     pub(super) fn counts_for(&self, tenant: &TenantName, request: Rank) -> Cow<'_, Amounts> {
         match self.counting.has_any_of(tenant) {
-            true => Cow::Owned(self.counts_with_requests(tenant, Some(request))),
+            true => Cow::Owned(self.counts_with_requests(tenant, request)),
             false => Cow::Borrowed(self.used_by(tenant)),
         }
     }
 
-    /// Returns the number of requests of a tenant that come before one of it and can count on devices.
-    pub(super) fn counting_before(&self, tenant: &TenantName, request: Rank) -> usize {
-        self.counting_of(tenant, Some(request)).count()
+    /// Returns what a tenant has, with the most that its requests can get which can count on devices.
+    pub(super) fn most_with_requests(&self, tenant: &TenantName) -> Amounts {
+        let mut counts = self.used_by(tenant).clone();
+        let counting = self.counting.of(tenant);
+        for queued in counting.filter_map(|(lease, _)| self.queue.get(*lease)) {
+            let suitable = self.pool.classes().map(|class| &**class);
+            let suitable = suitable.filter(|it| queued.demand.accepts(it));
+            counts.add(&Amounts::most_of(&queued.demand, suitable));
+        }
+        counts
     }
 
-    /// Returns what a tenant has, with what its requests can count on that come before one, or else all.
-    pub(super) fn counts_with_requests(
-        &self,
-        tenant: &TenantName,
-        request: Option<Rank>,
-    ) -> Amounts {
+    /// Returns the number of requests of a tenant that come before one of it and can count on devices.
+    pub(super) fn counting_before(&self, tenant: &TenantName, request: Rank) -> usize {
+        self.counting_of(tenant, request).count()
+    }
+
+    /// Returns what a tenant has, with what its requests can count on that come before one.
+    fn counts_with_requests(&self, tenant: &TenantName, request: Rank) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
         let before = self.counting_of(tenant, request);
         before.for_each(|devices| counts.add(devices));
@@ -66,19 +74,14 @@ impl Engine {
     }
 
     /// Returns what requests of a tenant can count on that still wait, and come before a request of it: those within its
-    /// guarantee first, then in order. All if there is no such request.
-    fn counting_of(
-        &self,
-        tenant: &TenantName,
-        request: Option<Rank>,
-    ) -> impl Iterator<Item = &Amounts> {
+    /// guarantee first, then in order.
+    fn counting_of(&self, tenant: &TenantName, request: Rank) -> impl Iterator<Item = &Amounts> {
         let place = |rank: Rank| (!self.queue.guaranteed().contains(rank.lease), rank);
-        let until = request.map(place);
+        let until = place(request);
         let counting = self.counting.of(tenant);
         counting.filter_map(move |(lease, devices)| {
             let counting = self.queue.get(*lease)?;
-            let is_before = until.is_none_or(|until| place(counting.rank()) < until);
-            is_before.then_some(devices)
+            (place(counting.rank()) < until).then_some(devices)
         })
     }
 

@@ -14,7 +14,7 @@ use tensord_proto::ids::LeaseId;
 use super::Engine;
 use super::borrowed_leases::BorrowedLeases;
 use super::coming::Coming;
-use super::possible_victims::{MakesRoom, Need, PossibleVictims};
+use super::possible_victims::{MakesRoom, Need};
 use super::victims::take_away;
 use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::DeviceRef;
@@ -243,11 +243,8 @@ impl Engine {
         };
         let victims = match need.missing {
             0 => Vec::new(),
-            _ => {
-                PossibleVictims::new(self, expected, need)
-                    .first_enough()?
-                    .victims
-            }
+            // Those that make room if they may already: what is left is for the requests after this one.
+            _ => self.victims(expected, need)?.victims,
         };
         let Expected {
             coming,

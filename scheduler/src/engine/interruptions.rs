@@ -135,8 +135,8 @@ impl Engine {
             if lease.is_some_and(|lease| self.can_go_on_now(id, lease))
                 && self.suspend_for(id, cause).is_ok()
             {
-                // The next lease must not count on them.
-                self.hold_back_devices(id);
+                // The next lease must not count on its devices, if these are held back for it.
+                self.go_on_or_wait(id);
             }
         }
     }

@@ -106,8 +106,9 @@ impl Engine {
         self.go_on_or_wait(id)
     }
 
-    /// Returns whether a tenant would exceed its limit by a spot lease that waits and the requests that can count on
-    /// devices. The lease would have to make room for these again, and they would never get their devices.
+    /// Returns whether a tenant could exceed its limit by a spot lease that waits and the requests that can count on
+    /// devices. The lease would have to make room for these again, and they would never get their devices. They may get
+    /// other devices than they count on, also larger ones.
     pub(super) fn is_in_the_way(&self, id: LeaseId) -> bool {
         let lease = self.leases.get(id).filter(|it| it.is_spot);
         let Some((lease, tenant)) = lease.and_then(|it| Some((it, it.tenant.as_ref()?))) else {
@@ -121,7 +122,7 @@ impl Engine {
             &lease.charge
         };
         self.counting.has_any_of(tenant)
-            && !limit.allows_all(&self.counts_with_requests(tenant, None), charge)
+            && !limit.allows_all(&self.most_with_requests(tenant), charge)
     }
 
     /// Returns whether a spot lease waits whose tenant has a limit.

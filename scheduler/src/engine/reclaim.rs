@@ -165,7 +165,7 @@ impl Engine {
             from,
             missing,
         };
-        let victims = self.victims(&plan.expected, need)?;
+        let victims = self.victims_now(&plan.expected, need)?;
         for victim in victims {
             self.suspend_victim(&victim, entitled, plan);
         }
@@ -218,28 +218,37 @@ impl Engine {
 
     /// Returns the leases to suspend for what something that waits lacks, or `None` if that cannot be done now. Sets the
     /// time at which it can, as leases have run for long enough by then.
-    fn victims(&mut self, expected: &Expected, need: Need<'_>) -> Option<Vec<Victim>> {
+    fn victims_now(&mut self, expected: &Expected, need: Need<'_>) -> Option<Vec<Victim>> {
         if need.missing == 0 {
             return Some(Vec::new());
         }
-        let possible = PossibleVictims::new(self, expected, need);
-        let Enough {
-            at, with_ending, ..
-        } = possible.first_enough()?;
+        let Enough { victims, at, .. } = self.victims(expected, need)?;
         if at > self.now {
             let earliest = self.reclaim_at.into_iter().chain([at]);
             self.reclaim_at = earliest.min();
             return None;
         }
-        let due = possible.in_order(with_ending);
+        Some(victims)
+    }
+
+    /// Returns the leases that make room for what something that waits lacks, if there are enough: the fewest of those
+    /// that may be suspended now, or else the first that may be.
+    pub(super) fn victims(&self, expected: &Expected, need: Need<'_>) -> Option<Enough> {
+        let possible = PossibleVictims::new(self, expected, need);
+        let enough = possible.first_enough()?;
+        if enough.at > self.now {
+            return Some(enough);
+        }
+        let due = possible.in_order(enough.with_ending);
         let due = due.take_while(|victim| victim.order().0 <= self.now);
         let (spot, others): (Vec<_>, Vec<_>) = due.partition(Victim::is_spot);
-        let enough = match useful(&spot) >= need.missing {
+        let candidates = match useful(&spot) >= need.missing {
             true => spot,
             false => spot.into_iter().chain(others).collect(),
         };
         let share_of = |tenant: &TenantName| self.share_in(expected, tenant);
-        Some(fewest(enough, need.missing, share_of))
+        let victims = fewest(candidates, need.missing, share_of);
+        Some(Enough { victims, ..enough })
     }
 
     /// Suspends a borrowed lease, or ends it if it cannot be suspended and may end. Returns whether that is done.

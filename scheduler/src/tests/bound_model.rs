@@ -5,8 +5,9 @@
 //! room for it once they have run for 10 s. So from the moment when these are *enough* for the request, it waits for 10 s
 //! at most, and then for workers to release devices.
 //!
-//! That holds as long as nothing comes before the request: no request within a guarantee and no lost lease waits, and no
-//! lease gets devices without passing it. It begins anew with an event that changes the devices of the pool or how leases
+//! That holds as long as nothing comes before the request: no request within a guarantee and no lost lease waits, no
+//! other request of its tenant counts in the limit that they would exceed together, and no lease gets devices without
+//! passing it. It begins anew with an event that changes the devices of the pool or how leases
 //! can make room: a worker joins, leaves or drains, a client comes or goes, or the policy or a priority changes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,7 +102,9 @@ impl World {
 
     fn check_bound(&self, waiting: &SimRequest, bound: &mut Bound) {
         let has_guaranteed = self.order.iter().any(|(_, is_guaranteed)| *is_guaranteed);
-        let is_first = !has_guaranteed && self.engine.needed_by_leases().is_empty();
+        let is_first = !has_guaranteed
+            && self.engine.needed_by_leases().is_empty()
+            && !self.could_be_over_limit_with_others(waiting);
         let wanted = waiting.demand.devices as usize;
         let passing = self.leases.iter().flatten().filter(|(id, lease)| {
             let keeps = bound.keep.contains(id) && !lease.is_spot;

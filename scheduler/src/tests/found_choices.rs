@@ -456,3 +456,89 @@ fn lease_passes_no_reservation_while_a_share_has_that_of_most_devices() {
     let ops = ops.chain(fourth).chain(settle()).chain(settle());
     check_with_policy(1, ops);
 }
+
+/// A lease with a share makes room for a request within a guarantee. One with two devices, which that request would have
+/// too many of, does not: a request that waited before it has counted on the share already.
+#[test]
+fn a_share_makes_room_for_a_guarantee_and_not_a_lease_with_two_devices() {
+    let share = || Demand {
+        share_permille: Some(250),
+        ..durable(1, "flex")
+    };
+    let wait = || Op::Wait { millis: 10_000 };
+    let ops = [
+        request(0, durable(2, "flex")),
+        request(2, share()),
+        request(0, durable(2, "flex")),
+        request(2, durable(2, "flex")),
+        wait(),
+        request(0, durable(1, "flex")),
+        request(0, share()),
+        wait(),
+        Op::AllKept,
+        request(2, durable(1, "flex")),
+        Op::Release { client: 2, nth: 51 },
+    ];
+    check_with_policy(1, ops);
+}
+
+/// A request has a reservation, and waits as its tenant would exceed its limit with it and an earlier one, which counts
+/// on a device that its worker does not release. So the bound of the reservation does not hold.
+#[test]
+fn a_reservation_has_no_bound_while_an_earlier_request_counts_in_the_limit() {
+    let for_a_second = |demand| Demand {
+        max_duration: Some(Duration::from_secs(1)),
+        ..demand
+    };
+    let vulkan = |permille| Demand {
+        share_permille: Some(permille),
+        ..durable(1, "vulkan")
+    };
+    let spot = |demand| Demand {
+        is_spot: true,
+        ..demand
+    };
+    let (flex, wait) = (|| durable(1, "flex"), || Op::Wait { millis: 10_000 });
+    let attach = |client| Op::Attach {
+        client,
+        give_up: client,
+        outdated: 0,
+    };
+    let ops = [
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        request(0, for_a_second(vulkan(501))),
+        request(1, durable(3, "flex")),
+        request(0, vulkan(500)),
+        request(0, durable(2, "flex")),
+        request(0, for_a_second(flex())),
+        request(0, spot(durable(2, "vulkan"))),
+        Op::AllKept,
+        request(0, flex()),
+        request(0, flex()),
+        request(2, vulkan(501)),
+        request(0, flex()),
+        wait(),
+        request(0, flex()),
+        request(0, flex()),
+        request(0, flex()),
+        Op::SetPolicy { which: 3 },
+        request(2, durable(1, "vulkan")),
+        attach(1),
+        request(0, flex()),
+        attach(0),
+        wait(),
+        request(
+            0,
+            spot(Demand {
+                durability: Durability::Off,
+                ..durable(1, "vulkan")
+            }),
+        ),
+        wait(),
+        request(2, flex()),
+    ];
+    check_with_policy(1, ops);
+}

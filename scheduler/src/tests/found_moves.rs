@@ -50,3 +50,40 @@ fn lost_spot_lease_that_waits_for_a_request_leaves_a_keeper_that_drains() {
     ];
     check_with_policy(3, ops);
 }
+
+/// A worker of a lease drains, another one has no stream, and other workers have the snapshots of both parts and free
+/// devices: the lease goes on there at once.
+#[test]
+fn lease_leaves_a_worker_that_drains_while_another_one_is_away() {
+    let (flex, two) = (|| durable(1, Some("flex")), || durable(2, Some("vulkan")));
+    let for_a_second = Demand {
+        max_duration: Some(Duration::from_secs(1)),
+        ..two()
+    };
+    let ops = [
+        Op::ClientDisconnected { client: 2 },
+        request(0, flex()),
+        request(0, for_a_second),
+        request(2, flex()),
+        wait(10_000),
+        request(0, flex()),
+        request(0, flex()),
+        request(0, flex()),
+        request(2, flex()),
+        Op::Join {
+            worker: 3,
+            changed: false,
+        },
+        Op::MoveLease { nth: 0 },
+        request(0, two()),
+        request(0, flex()),
+        Op::AllKept,
+        Op::WorkerDisconnected { worker: 3 },
+        Op::Finish {
+            worker: 1,
+            devices: u32::MAX,
+        },
+        Op::Leaving { worker: 0 },
+    ];
+    check_with_policy(1, ops);
+}

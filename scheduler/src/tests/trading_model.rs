@@ -402,6 +402,36 @@ fn a_reclaimed_lease_comes_before_a_request_that_needs_devices_of_spot_leases() 
     check_any(ops.collect());
 }
 
+/// A request of tenant `a` counts on a device with 8 GiB, and gets one with 16. A spot lease that was suspended for it
+/// does not go on before another request of `a` has its devices: it would be within the limit for memory only with the
+/// smaller device.
+#[test]
+fn a_spot_lease_does_not_count_on_a_request_to_get_a_small_device() {
+    let start = [
+        request(2, 2, "flex").op(),
+        request(2, 1, "flex").op(),
+        request(0, 2, "flex").spot(),
+    ];
+    let waiting = [
+        request(0, 1, "vulkan").spot(),
+        request(0, 1, "flex").share(501),
+    ];
+    let Demanded { client, demand } = request(0, 1, "flex");
+    let first = Op::Request {
+        client,
+        demand,
+        priority: 1,
+    };
+    let ops = start
+        .into_iter()
+        .chain((0..4).flat_map(|_| rest()))
+        .chain(waiting)
+        .chain((0..2).flat_map(|_| rest()))
+        .chain([Op::SetPolicy { which: 3 }, first])
+        .chain((0..2).flat_map(|_| rest()));
+    check_with_policy(1, ops);
+}
+
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
 type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
 
