@@ -5,6 +5,7 @@
 //! while the scheduler cannot be reached.
 
 mod calls;
+mod explanations;
 pub(crate) mod handle;
 mod held_lease;
 pub(crate) mod lease_watch;
@@ -20,17 +21,17 @@ use std::{
 use tensord_proto::{
     credential::ClientCredential,
     ids::{LeaseId, RequestId},
-    text::{MESSAGE_CHARS, sanitize},
+    text::{MAX_EXPLANATION_LINES, MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ChangeStanding, ClientHello, Granted, PoolMessage, ReleaseLease,
-        WorkerUnreachable, client_message, pool_message,
+        CancelRequest, ChangeStanding, ClientHello, Granted, PoolMessage, Queued, ReleaseLease,
+        WaitExplained, WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
 use tensord_transport::PoolUrl;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
@@ -40,6 +41,7 @@ pub(crate) use self::calls::{
 };
 pub(crate) use self::stream::status;
 use self::{
+    explanations::{Explanations, Waiter},
     held_lease::HeldLease,
     lease_watch::LeaseWatch,
     stream::{ControlStream, StreamEnd, authorised, connect, leave, message},
@@ -47,6 +49,7 @@ use self::{
 };
 use crate::{
     error::{ConnectError, StandingError},
+    lease::LeaseEvent,
     session::LeaseSet,
 };
 
@@ -86,6 +89,8 @@ struct Control {
     /// The requests to suspend or resume leases that were sent on the present stream.
     standing_calls: HashMap<RequestId, StandingCall>,
     leases: HashMap<LeaseId, HeldLease>,
+    /// What waits, and has a callback for events; empty if the pool explains nothing.
+    explanations: Explanations,
 }
 
 impl Control {
@@ -105,6 +110,7 @@ impl Control {
             pending: HashMap::new(),
             standing_calls: HashMap::new(),
             leases: HashMap::new(),
+            explanations: Explanations::default(),
         }
     }
 
@@ -199,12 +205,23 @@ impl Control {
                 reason: e.message,
             }
         })?;
-        Ok(ControlStream { outbound, inbound })
+        let explains_waits = hello.explains_waits;
+        Ok(ControlStream {
+            outbound,
+            inbound,
+            explains_waits,
+        })
     }
 
     /// Removes dropped leases from the table, and returns the messages that release them.
     fn release_messages(&mut self) -> Vec<client_message::Body> {
-        let released = self.leases.extract_if(|_, held_lease| held_lease.released);
+        let explanations = &mut self.explanations;
+        let released = self.leases.extract_if(|lease, held_lease| {
+            if held_lease.released {
+                explanations.remove(Waiter::Lease(*lease));
+            }
+            held_lease.released
+        });
         let release = |lease: LeaseId| ReleaseLease { lease_id: lease.0 };
         released
             .map(|(lease, _)| client_message::Body::Release(release(lease)))
@@ -247,7 +264,15 @@ impl Control {
         leases.filter_map(|lease| lease.mark_message(now)).collect()
     }
 
+    /// Returns the questions why requests and leases wait that are due.
+    fn questions(&mut self) -> Vec<client_message::Body> {
+        let due = self.explanations.take_due(Instant::now()).into_iter();
+        due.map(|waiter| client_message::Body::ExplainWait(waiter.question()))
+            .collect()
+    }
+
     async fn serve(&mut self, mut stream: ControlStream) -> StreamEnd {
+        self.explanations.clear();
         for held_lease in self.leases.values_mut() {
             (
                 held_lease.reported_restorable,
@@ -262,6 +287,13 @@ impl Control {
             messages.extend(self.resume_messages());
             messages.extend(self.restorable_messages());
             messages.extend(self.mark_messages());
+            if stream.explains_waits {
+                messages.extend(self.questions());
+            }
+            let next_question = self
+                .explanations
+                .next_due()
+                .filter(|_| stream.explains_waits);
             let mut held_leases = self.leases.values();
             let awaits_marks = held_leases.any(|lease| lease.marks_awaited_until.is_some());
             let check = match awaits_marks {
@@ -303,6 +335,7 @@ impl Control {
                 () = self.withdrawals.added() => {}
                 () = self.unreachable.added() => {}
                 () = self.used.added() => {}
+                () = sleep_until(next_question.unwrap_or(silent_at)), if next_question.is_some() => {}
                 () = sleep(check), if !self.leases.is_empty() => {}
             }
         }
@@ -360,7 +393,7 @@ impl Control {
             }
         }
         let cancelled = withdrawn.cancelled.into_iter().filter_map(|id| {
-            self.pending.remove(&id)?;
+            self.remove_pending(id)?;
             Some(client_message::Body::Cancel(CancelRequest {
                 request_id: id.0,
             }))
@@ -399,14 +432,8 @@ impl Control {
     /// Handles a message of the pool.
     fn on_message(&mut self, message: PoolMessage) {
         match message.body {
-            Some(pool_message::Body::Queued(queued)) => {
-                if let Some(pending) = self.pending.get(&RequestId(queued.request_id)) {
-                    pending.replies.place.send_replace(QueuePlace {
-                        position: queued.position,
-                        reason: queued.reason,
-                    });
-                }
-            }
+            Some(pool_message::Body::Queued(queued)) => self.queued(queued),
+            Some(pool_message::Body::WaitExplained(explained)) => self.wait_explained(&explained),
             Some(pool_message::Body::Granted(granted)) => self.granted(granted),
             Some(pool_message::Body::Renewed(renewed)) => {
                 if let Some(held_lease) = self.held_lease(renewed.lease_id) {
@@ -417,11 +444,14 @@ impl Control {
                 if let Some(held_lease) = self.held_lease(interrupted.lease_id) {
                     held_lease.interrupted(&interrupted.error.unwrap_or_default());
                 }
+                self.lease_waits(interrupted.lease_id, true);
             }
             Some(pool_message::Body::Suspended(suspended)) => {
                 if let Some(held_lease) = self.held_lease(suspended.lease_id) {
                     held_lease.suspended(&suspended);
                 }
+                // Otherwise it waits for nothing, until it is resumed.
+                self.lease_waits(suspended.lease_id, !suspended.waits_for.is_empty());
             }
             Some(pool_message::Body::StandingChanged(changed)) => {
                 if let Some(call) = self.standing_calls.remove(&RequestId(changed.request_id)) {
@@ -433,6 +463,7 @@ impl Control {
                 if let Some(held_lease) = self.held_lease(moved.lease_id) {
                     held_lease.moved(&moved);
                 }
+                self.lease_waits(moved.lease_id, false);
             }
             Some(pool_message::Body::PlaceMark(place)) => {
                 if let Some(held_lease) = self.held_lease(place.lease_id) {
@@ -440,7 +471,7 @@ impl Control {
                 }
             }
             Some(pool_message::Body::Refused(refused)) => {
-                if let Some(pending) = self.pending.remove(&RequestId(refused.request_id)) {
+                if let Some(pending) = self.remove_pending(RequestId(refused.request_id)) {
                     let error = refused.error.unwrap_or_default();
                     let refused = RequestOutcome::Refused(error);
                     // The request may have been dropped meanwhile.
@@ -451,9 +482,66 @@ impl Control {
                 if let Some(held_lease) = self.leases.remove(&LeaseId(ended.lease_id)) {
                     held_lease.ended(ended.error);
                 }
+                self.lease_waits(ended.lease_id, false);
             }
             Some(pool_message::Body::Hello(_) | pool_message::Body::Beat(_)) | None => {}
         }
+    }
+
+    /// Passes on where in the queue a request is, and why it waits.
+    fn queued(&mut self, queued: Queued) {
+        let id = RequestId(queued.request_id);
+        if let Some(pending) = self.pending.get(&id) {
+            pending.replies.place.send_replace(QueuePlace {
+                position: queued.position,
+                reason: queued.reason,
+            });
+            if pending.replies.events.has_callback() {
+                self.explanations.changed(Waiter::Request(id));
+            }
+        }
+    }
+
+    /// Passes on why a request or a lease waits, if that is new.
+    fn wait_explained(&mut self, explained: &WaitExplained) {
+        let Some(waiter) = Waiter::of(explained) else {
+            return;
+        };
+        let lines = explained.lines.iter().take(MAX_EXPLANATION_LINES);
+        let lines = lines.map(|line| sanitize(line, MESSAGE_CHARS).to_string());
+        let explanation = lines.collect::<Vec<_>>().join("\n");
+        if !self.explanations.explained(waiter, &explanation) {
+            return;
+        }
+        let event = LeaseEvent::Explained { explanation };
+        match waiter {
+            Waiter::Request(id) => {
+                if let Some(pending) = self.pending.get(&id) {
+                    pending.replies.events.send(event);
+                }
+            }
+            Waiter::Lease(lease) => {
+                if let Some(held_lease) = self.leases.get(&lease) {
+                    held_lease.watch.send_event(event);
+                }
+            }
+        }
+    }
+
+    /// Records whether a lease waits for devices, for a reason that may be new.
+    fn lease_waits(&mut self, lease_id: u64, waits: bool) {
+        let lease = LeaseId(lease_id);
+        let held_lease = self.leases.get(&lease).filter(|_| waits);
+        match held_lease.is_some_and(|it| it.watch.has_callback()) {
+            true => self.explanations.changed(Waiter::Lease(lease)),
+            false => self.explanations.remove(Waiter::Lease(lease)),
+        }
+    }
+
+    /// Removes a request that waits no more, and returns it.
+    fn remove_pending(&mut self, id: RequestId) -> Option<LeaseCall> {
+        self.explanations.remove(Waiter::Request(id));
+        self.pending.remove(&id)
     }
 
     fn held_lease(&mut self, lease_id: u64) -> Option<&mut HeldLease> {
@@ -465,7 +553,7 @@ impl Control {
         let token = granted.token.clone();
         let (unreachable, used) = (self.unreachable.clone(), self.used.clone());
         let watch = LeaseWatch::new(lease, unreachable, used);
-        let pending = self.pending.remove(&RequestId(granted.request_id));
+        let pending = self.remove_pending(RequestId(granted.request_id));
         let outcome = RequestOutcome::Granted(granted, watch.clone());
         let taken = pending.is_some_and(|pending| pending.replies.outcome.send(outcome).is_ok());
         let mut held_lease = HeldLease::new(lease, token, watch);

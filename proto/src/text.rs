@@ -12,6 +12,9 @@ pub const NAME_CHARS: usize = 200;
 /// Maximum number of characters shown of an explanation.
 pub const MESSAGE_CHARS: usize = 2000;
 
+/// Maximum number of lines shown of why something waits.
+pub const MAX_EXPLANATION_LINES: usize = 64;
+
 /// Returns `text` in a form that is safe to show: control characters escaped, at most
 /// `chars` characters.
 pub fn sanitize(text: &str, chars: usize) -> impl fmt::Display {

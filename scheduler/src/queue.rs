@@ -260,7 +260,12 @@ impl Queue {
     }
 
     pub(crate) fn contains(&self, client: ClientId, request: RequestId) -> bool {
-        self.by_client.contains_key(&(client, request))
+        self.lease_of(client, request).is_some()
+    }
+
+    /// Returns the lease that a request of a client would become, if it is pending.
+    pub(crate) fn lease_of(&self, client: ClientId, request: RequestId) -> Option<LeaseId> {
+        self.by_client.get(&(client, request)).copied()
     }
 
     /// Adds a request, behind all others of the same priority.
@@ -293,7 +298,7 @@ impl Queue {
 
     /// Removes a request of a client and returns whether it was pending.
     pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId) -> bool {
-        let lease = self.by_client.get(&(client, request)).copied();
+        let lease = self.lease_of(client, request);
         lease.is_some_and(|lease| self.remove(lease).is_some())
     }
 

@@ -1,4 +1,4 @@
-//! Why a lease or request waits, in words.
+//! Why a lease or request waits, in words: for `tensord why`, and for the program whose it is.
 
 use tensord_proto::{
     ids::LeaseId,
@@ -8,18 +8,33 @@ use tensord_proto::{
 
 use crate::{human, table, tenant_text};
 
+/// For whom an explanation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Administrator {
+        /// The number of leases and requests that wait.
+        count: u32,
+    },
+    /// The program whose lease or request it is. The text has no lease or request of another tenant, and
+    /// changes only if what is known of the wait does.
+    Program,
+}
+
 /// Returns what a lease or request waits for, who has that, under which rule, and what would end the
-/// wait. `count` is the number of all that wait.
-pub(crate) fn explanation(waiting: &Waiting, count: u32) -> String {
+/// wait.
+pub(crate) fn explanation(waiting: &Waiting, reader: Reader) -> String {
     let id = LeaseId(waiting.lease_id);
+    let holder = match reader {
+        Reader::Administrator { .. } => holder(&waiting.tenant, &waiting.token),
+        Reader::Program => String::new(),
+    };
     let mut text = format!(
-        "{} {id}{} waits for {}\n",
+        "{} {id}{holder} waits for {}\n",
         waiter(waiting),
-        holder(&waiting.tenant, &waiting.token),
         wanted_text(waiting)
     );
     let mut line = |name: &str, value: &str| table::push_line(&mut text, name, value);
-    if let Some(waited_ms) = waiting.waited_ms {
+    if let (Some(waited_ms), Reader::Administrator { .. }) = (waiting.waited_ms, reader) {
         line("waited", &human::duration(waited_ms));
     }
     if waiting.requested.is_empty() {
@@ -29,8 +44,11 @@ pub(crate) fn explanation(waiting: &Waiting, count: u32) -> String {
         };
         line("cause", cause);
     }
-    let position = format!("{} of {count}; {}", waiting.position, rule(waiting));
-    line("position", &position);
+    let position = match reader {
+        Reader::Administrator { count } => format!("{} of {count}", waiting.position),
+        Reader::Program => waiting.position.to_string(),
+    };
+    line("position", &format!("{position}; {}", rule(waiting)));
     if let Some(tenant) = &waiting.tenant_info {
         line("tenant", &tenant_text(tenant));
     }
@@ -47,18 +65,27 @@ pub(crate) fn explanation(waiting: &Waiting, count: u32) -> String {
         );
     }
     if let Some(id) = waiting.reserved_for {
-        let id = LeaseId(id);
+        let request = match reader {
+            Reader::Administrator { .. } => format!("request {}", LeaseId(id)),
+            Reader::Program => "a request".into(),
+        };
         line(
             "reserved",
             &format!(
-                "some devices are for request {id}, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile"
+                "some devices are for {request}, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile"
             ),
         );
     }
+    let is_shown = |devices: &&DevicesOfLease| match reader {
+        Reader::Administrator { .. } => true,
+        // The tenant of a lease that no client has claimed since the scheduler's restart is not known.
+        Reader::Program => !devices.tenant.is_empty() && devices.tenant == waiting.tenant,
+    };
     for needed in &waiting.needs {
         line("devices", &devices_text(needed));
-        let leased = needed.leased_by.iter().map(leased_text);
-        let held_back = needed.held_back_for.iter().map(held_back_text);
+        let leased = needed.leased_by.iter().filter(is_shown).map(leased_text);
+        let held_back = needed.held_back_for.iter().filter(is_shown);
+        let held_back = held_back.map(held_back_text);
         for lease in leased.chain(held_back) {
             line("", &lease);
         }
@@ -284,6 +311,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::commands::tenants::tests::research;
 
+    const BY_ADMIN: Reader = Reader::Administrator { count: 2 };
+
     /// A request, and a lease that has run on two workers.
     pub(crate) fn listed() -> WaitingList {
         let of_lease = |lease_id, token: &str, count| DevicesOfLease {
@@ -360,7 +389,7 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   may end if a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
-        assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
+        assert_eq!(explanation(&listed.waiting[1], BY_ADMIN), expected);
     }
 
     #[test]
@@ -385,7 +414,10 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
         waiting.position = 1;
-        assert_eq!(explanation(&waiting, 1), expected);
+        assert_eq!(
+            explanation(&waiting, Reader::Administrator { count: 1 }),
+            expected
+        );
     }
 
     #[test]
@@ -416,18 +448,18 @@ request 000000000000009b of tenant research (token program) waits for 50 % of 1 
   may end if a lease with suitable devices ends or is suspended, or a worker with such devices joins
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
-        assert_eq!(explanation(&listed.waiting[1], listed.count), expected);
+        assert_eq!(explanation(&listed.waiting[1], BY_ADMIN), expected);
     }
 
     #[test]
     fn explanation_names_reservations() {
         let mut waiting = listed().waiting.remove(1);
         waiting.has_reservation = true;
-        let text = explanation(&waiting, 2);
+        let text = explanation(&waiting, BY_ADMIN);
         let own = "\n  reserved   later requests get its devices only with leases that can be suspended for it\n";
         assert!(text.contains(own), "{text}");
         (waiting.has_reservation, waiting.reserved_for) = (false, Some(0x9a));
-        let text = explanation(&waiting, 2);
+        let text = explanation(&waiting, BY_ADMIN);
         let of_other = "\n  reserved   some devices are for request 000000000000009a, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile\n";
         assert!(text.contains(of_other), "{text}");
     }
@@ -436,9 +468,33 @@ request 000000000000009b of tenant research (token program) waits for 50 % of 1 
     fn estimate_names_its_basis() {
         let mut waiting = listed().waiting.remove(1);
         waiting.enough_in_ms = Some(2_100_000);
-        let text = explanation(&waiting, 2);
+        let text = explanation(&waiting, BY_ADMIN);
         let estimate = "\n  estimate   in 35 min 0 s at the latest, unless others before it get the devices: leases that declare how long they take (max_duration) will have ended by then\n";
         assert!(text.contains(estimate), "{text}");
+    }
+
+    #[test]
+    fn explanation_for_a_program_names_only_leases_of_its_tenant() {
+        let mut waiting = listed().waiting.remove(1);
+        let needed = &mut waiting.needs[0];
+        needed.leased_by[1].tenant = "students".into();
+        needed.leased_by.push(DevicesOfLease {
+            tenant: String::new(),
+            ..needed.leased_by[0].clone()
+        });
+        needed.held_back_for[0].tenant = "students".into();
+        waiting.reserved_for = Some(0x9f);
+        let expected = "\
+request 000000000000009b waits for 2 devices of kind cuda with 40.0 GiB each
+  position   2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
+  tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
+  reserved   some devices are for a request, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile
+  devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
+             lease 000000000000009c of tenant research (token ci) has 4 devices
+  may end if the request for which devices are reserved gets some, or ends, or a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
+  estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
+";
+        assert_eq!(explanation(&waiting, Reader::Program), expected);
     }
 
     #[test]
@@ -456,6 +512,6 @@ lease 000000000000009a of tenant research (token ci) waits for 3 devices of 2 wo
   time limit the lease ends in 59 min 0 s if its program is not connected by then
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
-        assert_eq!(explanation(&listed.waiting[0], listed.count), expected);
+        assert_eq!(explanation(&listed.waiting[0], BY_ADMIN), expected);
     }
 }

@@ -4,7 +4,7 @@ use tensord_proto::v1::{ChangeStanding, Error, Granted, LeaseRequest};
 use tokio::sync::{oneshot, watch};
 
 use super::lease_watch::LeaseWatch;
-use crate::error::StandingError;
+use crate::{error::StandingError, lease::LeaseEvents};
 
 /// A request for a lease, as the rest of the client makes it.
 pub(crate) struct LeaseCall {
@@ -16,6 +16,7 @@ pub(crate) struct LeaseCall {
 pub(crate) struct RequestReplies {
     pub(crate) place: watch::Sender<QueuePlace>,
     pub(crate) outcome: oneshot::Sender<RequestOutcome>,
+    pub(crate) events: LeaseEvents,
 }
 
 /// Where in the queue a request is, and why it waits.

@@ -108,6 +108,15 @@ impl LeaseWatch {
         (status.events, status.recover_within) = (events, recover_within);
     }
 
+    /// Returns whether the program learns what happens to the lease.
+    pub(super) fn has_callback(&self) -> bool {
+        self.lock().events.has_callback()
+    }
+
+    pub(super) fn send_event(&self, event: LeaseEvent) {
+        self.lock().events.send(event);
+    }
+
     /// Returns whether all sessions of the lease could go on from snapshots.
     pub(super) fn is_restorable(&self) -> bool {
         let status = self.lock();

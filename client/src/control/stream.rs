@@ -14,6 +14,8 @@ use crate::error::ConnectError;
 pub(super) struct ControlStream {
     pub(super) outbound: mpsc::Sender<ClientMessage>,
     pub(super) inbound: Streaming<PoolMessage>,
+    /// Whether the scheduler replies to questions why something waits.
+    pub(super) explains_waits: bool,
 }
 
 impl ControlStream {

@@ -32,6 +32,15 @@ pub enum LeaseEvent {
         /// What has happened, and what the lease waits for.
         reason: String,
     },
+    /// Why the request or the lease waits, in full: follows [`Queued`](Self::Queued) and
+    /// [`Waiting`](Self::Waiting), at once in a pool that is not busy, and again, up to once in five seconds, when
+    /// the text changes.
+    Explained {
+        /// The lines that `tensord why` shows to administrators, without what other tenants have: what it waits
+        /// for, by which rule others come before it, what its tenant has and may have, how the suitable
+        /// devices are used, what would end the wait, and an estimate.
+        explanation: String,
+    },
     /// The lease was suspended, by an administrator or by [`Lease::suspend`](crate::Lease::suspend): it
     /// has no devices, and keeps its state. Ops and reads wait until it is resumed.
     Suspended,
@@ -61,6 +70,7 @@ impl fmt::Display for LeaseEvent {
                 )
             }
             Self::Waiting { reason } => write!(f, "the lease waits: {reason}"),
+            Self::Explained { explanation } => f.write_str(explanation),
             Self::Suspended => f.write_str("the lease is suspended"),
             Self::Idle => f.write_str("the lease is suspended, as it was idle"),
             Self::Moving { worker } => write!(f, "the lease moves to worker {worker}"),
@@ -89,6 +99,11 @@ impl LeaseEvents {
         let call = move || received.into_iter().for_each(&mut callback);
         Builder::new().name("tensord-events".into()).spawn(call)?;
         Ok(Self(Some(events)))
+    }
+
+    /// Returns whether the program has a callback.
+    pub(crate) fn has_callback(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Never blocks.

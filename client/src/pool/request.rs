@@ -88,7 +88,11 @@ pub(super) async fn wait_for_grant(
     let id = control.new_request();
     let lease_call = LeaseCall {
         request: message(id, &request)?,
-        replies: RequestReplies { place, outcome },
+        replies: RequestReplies {
+            place,
+            outcome,
+            events: events.clone(),
+        },
     };
     control.request(lease_call).await?;
     let mut queued = QueuedRequest {

@@ -1,6 +1,6 @@
 //! The leases and requests that wait for devices, in the order in which they get them, and why.
 
-use tensord_proto::ids::{LeaseId, WorkerId};
+use tensord_proto::ids::{ClientId, LeaseId, RequestId, WorkerId};
 
 use super::Engine;
 use crate::device::{DeviceSpec, Requirement};
@@ -38,6 +38,11 @@ impl Engine {
         let (guaranteed, others): (Vec<_>, Vec<_>) = requests.partition(is_guaranteed);
         let first = leases.into_iter().chain(guaranteed);
         first.chain(later).chain(others).collect()
+    }
+
+    /// Returns the lease that a request of a client would become, if it is pending.
+    pub fn lease_of_request(&self, client: ClientId, request: RequestId) -> Option<LeaseId> {
+        self.queue.lease_of(client, request)
     }
 
     /// Returns what a lease or request waits for; `None` if there is none with this id that waits.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     config::QueueConfig,
-    explanation::{explanation, suitable_text, waiter, wanted_text},
+    explanation::{Reader, explanation, suitable_text, waiter, wanted_text},
     failure::Failure,
     human, stdout, table,
 };
@@ -143,7 +143,10 @@ fn why(id: LeaseId, listed: &WaitingList, json: bool) -> Result<String, AdminErr
             "tenant": waiting.and_then(|it| it.tenant_info.as_ref()).map(tenants::json_of),
             "lease": lease.map(leases::json_of),
         }))),
-        (Some(waiting), _) => Ok(explanation(waiting, listed.count)),
+        (Some(waiting), _) => {
+            let count = listed.count;
+            Ok(explanation(waiting, Reader::Administrator { count }))
+        }
         (None, Some(lease)) => Ok(does_not_wait(lease)),
     }
 }

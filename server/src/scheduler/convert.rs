@@ -149,7 +149,7 @@ pub(super) fn client_event(
             lease: LeaseId(release.lease_id),
         }),
         // The driver handles it.
-        Some(Body::ChangeStanding(_) | Body::MarkPlaced(_)) => {
+        Some(Body::ChangeStanding(_) | Body::MarkPlaced(_) | Body::ExplainWait(_)) => {
             protocol_error("the client sent a message out of place")
         }
         Some(Body::Hello(_)) => protocol_error("the client sent a second hello on the same stream"),

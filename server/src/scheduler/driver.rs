@@ -7,6 +7,7 @@
 
 mod clients;
 mod commands;
+mod explanations;
 mod holders;
 mod input;
 mod leases;
@@ -43,7 +44,10 @@ use tokio::{
 };
 use tracing::{error, warn};
 
-use self::{holders::Holders, preparations::Preparations, workers::JoinedWorker};
+use self::{
+    explanations::ExplanationLimit, holders::Holders, preparations::Preparations,
+    workers::JoinedWorker,
+};
 pub(super) use self::{
     holders::credential_mismatch,
     input::{Input, Recorded},
@@ -127,6 +131,8 @@ pub(super) struct Driver {
     workers: HashMap<WorkerId, JoinedWorker>,
     /// The replies to clients whose changes are not recorded yet.
     unrecorded: FuturesUnordered<BoxFuture<'static, (ClientId, StreamId, PoolMessage)>>,
+    /// How many explanations of waits clients have had of late.
+    explained: ExplanationLimit,
     /// The inputs that wait for marks of clients.
     preparations: Preparations<Box<Input>>,
     next_stream: u64,
@@ -175,6 +181,7 @@ impl Driver {
             clients: HashMap::new(),
             workers: HashMap::new(),
             unrecorded: FuturesUnordered::new(),
+            explained: ExplanationLimit::default(),
             preparations: Preparations::default(),
             next_stream: 0,
             readers: JoinSet::new(),

@@ -258,6 +258,7 @@ impl Shared {
             hello: Some(version::hello()),
             protocol,
             lease_expiry_ms: millis(self.lease_expiry),
+            explains_waits: true,
         });
         Ok(CheckedHello {
             credential,

@@ -232,6 +232,7 @@ async fn grant(
                     hello: Some(version::hello()),
                     protocol: version::PROTOCOL_MAX,
                     lease_expiry_ms: 30_000,
+                    explains_waits: false,
                 }),
                 Some(client_message::Body::Request(request)) => {
                     pool_message::Body::Granted(Granted {

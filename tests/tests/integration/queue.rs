@@ -1,10 +1,12 @@
 //! What waits for devices, and why, as administrators see it.
 
-use std::thread::scope;
+use std::{sync::mpsc, thread::scope, time::Duration};
 
 use serde_json::{Value, json};
-use tensord_client::LeaseRequest;
+use tensord_client::{LeaseEvent, LeaseRequest};
 use tensord_testkit::{administrator::Administrator, cluster::Cluster};
+
+use super::tenants::pool_of;
 
 /// Returns what waits.
 fn queue(administrator: &Administrator) -> Vec<Value> {
@@ -74,4 +76,61 @@ fn programs_are_not_told_what_others_wait_for() {
             "{error}"
         );
     }
+}
+
+/// A program learns why its request waits in the words that administrators get, without what others have; and again
+/// when that changes.
+#[test]
+fn program_learns_why_it_waits_without_the_names_of_others() {
+    let cluster = Cluster::start(&["flex*3"]);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "red", "--limit", "flex=2"]);
+    let red = pool_of(&administrator, "red");
+    let own = red.lease(LeaseRequest::devices(1)).unwrap();
+    let others = cluster.pool();
+    let others = [(); 2].map(|()| others.lease(LeaseRequest::devices(1)).unwrap());
+    let (event, events) = mpsc::channel();
+    scope(|scope| {
+        let request = LeaseRequest::devices(1).kind("flex");
+        let request = request.on_event(move |it| event.send(it).unwrap());
+        let waits = scope.spawn(|| red.lease(request).unwrap());
+        let explained = || loop {
+            let event = events.recv_timeout(Duration::from_secs(30)).unwrap();
+            if let LeaseEvent::Explained { explanation } = event {
+                return explanation;
+            }
+        };
+        let text = explained();
+        let request = id(&queue(&administrator)[0], "id");
+        let expected = format!(
+            "\
+request {request} waits for 1 device of kind flex
+  position   1; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
+"
+        );
+        assert!(text.starts_with(&expected), "{text}");
+        let why = administrator.run(&["why", &request]);
+        for line in ["  devices    ", "  may end if ", "  estimate   "] {
+            let line = why.lines().find(|it| it.starts_with(line)).unwrap();
+            assert!(text.contains(line), "{text}\n{why}");
+        }
+        let leases = administrator.leases();
+        let (of_red, of_others): (Vec<_>, Vec<_>) =
+            leases.iter().partition(|lease| lease["tenant"] == "red");
+        assert_eq!((of_red.len(), of_others.len()), (1, 2));
+        assert!(text.contains(&id(of_red[0], "lease")), "{text}");
+        for lease in of_others {
+            let lease = id(lease, "lease");
+            assert!(why.contains(&lease) && !text.contains(&lease), "{text}");
+        }
+        assert!(!text.contains("default"), "{text}");
+
+        administrator.run(&["tenant", "set", "red", "--limit", "flex=1"]);
+        let text = explained();
+        let limit = "\n  limit      there may be enough devices, but its tenant would have more than its limit\n";
+        assert!(text.contains(limit), "{text}");
+        drop(own);
+        drop(waits.join().unwrap());
+    });
+    drop(others);
 }

@@ -82,7 +82,7 @@ fn unsatisfiable_requests_are_refused_and_busy_ones_queued() {
         other => panic!("another error: {other}"),
     }
     let why = "the request waits at position 1 of the queue: too few suitable devices are free";
-    assert_eq!(events.iter().collect::<Vec<_>>(), [why]);
+    assert!(events.iter().any(|event| event == why));
     let positions = Arc::new(Mutex::new(Vec::new()));
     let waiting: Vec<_> = (0..2)
         .map(|_| {

@@ -11,7 +11,7 @@ use tensord_client::{Durability, Lease, LeaseRequest, Pool};
 use tensord_testkit::{administrator::Administrator, cluster::Cluster};
 
 /// Makes a token of a tenant for a program, and returns the program's connection.
-fn pool_of(administrator: &Administrator, tenant: &str) -> Pool {
+pub(crate) fn pool_of(administrator: &Administrator, tenant: &str) -> Pool {
     let url = administrator.create_token(&["--tenant", tenant]);
     Pool::connect(&url).unwrap()
 }

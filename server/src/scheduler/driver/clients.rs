@@ -99,6 +99,9 @@ impl Driver {
         if let Some(client_message::Body::MarkPlaced(placed)) = message.body {
             return self.on_mark_placed(client, LeaseId(placed.lease_id));
         }
+        if let Some(client_message::Body::ExplainWait(explain)) = &message.body {
+            return self.explain_wait(client, id, explain);
+        }
         if let Some((request, error)) = convert::share_refusal(&message) {
             if let Some(gone) = self.send(client, convert::refused(request, error)) {
                 self.apply(gone);
