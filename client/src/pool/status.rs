@@ -73,13 +73,13 @@ pub struct DeviceStatus {
     pub ending: bool,
     /// Why it cannot be leased at the moment, or `None` if nothing is wrong with it.
     pub out_of_service: Option<String>,
-    /// The part of its time that leases have shares of, in thousandths.
+    /// The part of its time that leases of the program's tenant have shares of, in thousandths.
     shared_permille: u32,
 }
 
 impl DeviceStatus {
-    /// The part of the device's time that leases have [shares](crate::LeaseRequest::share) of; `None` if no lease
-    /// has a share.
+    /// The part of the device's time that leases of the program's tenant have
+    /// [shares](crate::LeaseRequest::share) of; `None` if none has a share. Others may have further ones.
     pub fn shared(&self) -> Option<f64> {
         part_of_device(self.shared_permille)
     }

@@ -11,9 +11,9 @@ use tensord_scheduler::{DeviceSnapshot, Snapshot, Timestamp, WorkerSnapshot};
 use super::convert;
 
 /// Returns the reply to a status call at `now`. Only leases and requests of clients for
-/// which `is_shown` returns true are counted. Of a device leased by another client, the
-/// reply shows only that it is leased, or which part of it; for a free device, it omits the
-/// number of ops run before.
+/// which `is_shown` returns true are counted. Of a device leased by another client, wholly or
+/// in part, the reply shows only that it is leased; for a free device, it omits the number of
+/// ops run before.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
@@ -81,13 +81,12 @@ fn device_status(
     };
     let shares = leases
         .iter()
-        .filter_map(|(lease, share)| Some((*lease, share.as_ref()?.permille)));
-    let visible = shares.clone().filter(|(lease, _)| is_shown(*lease));
+        .filter(|(lease, _)| is_shown(*lease))
+        .filter_map(|(_, share)| Some(share.as_ref()?.permille));
     DeviceStatus {
         leased: !leases.is_empty(),
-        shared_permille: shares.map(|(_, permille)| permille).sum(),
-        visible_shares: count(visible.clone().count()),
-        visible_permille: visible.map(|(_, permille)| permille).sum(),
+        shares: count(shares.clone().count()),
+        shared_permille: shares.sum(),
         device: Some(convert::device(device.device)),
         sessions: usage.sessions,
         live_bytes: usage.live_bytes,

@@ -50,11 +50,11 @@ struct Device<'a> {
 /// The shares of a device.
 #[derive(Serialize)]
 struct Shared {
-    /// The sum of the shares, in thousandths of the device.
+    /// The sum of the shares that a program's tenant has, or of all for an administrator, in thousandths of the
+    /// device.
     permille: u32,
-    /// The number of leases that have them, and the sum of their shares; of a program, those of its tenant only.
-    visible_leases: u32,
-    visible_permille: u32,
+    /// The number of leases that have them.
+    leases: u32,
 }
 
 #[derive(Serialize)]
@@ -108,8 +108,7 @@ fn device((index, status): (usize, &DeviceStatus)) -> Device<'_> {
 fn shared(status: &DeviceStatus) -> Shared {
     Shared {
         permille: status.shared_permille,
-        visible_leases: status.visible_shares,
-        visible_permille: status.visible_permille,
+        leases: status.shares,
     }
 }
 

@@ -125,20 +125,11 @@ fn cells(index: usize, status: &DeviceStatus) -> [String; 8] {
     ]
 }
 
-/// Returns which part of a device leases have, such as `75 % by 2 leases`. If others than the caller's tenant have
-/// some, how many they are is not known: `75 %, of it 25 % by 1 own lease`.
+/// Returns which part of a device leases have, such as `75 % by 2 leases`.
 fn shared_text(status: &DeviceStatus) -> String {
-    let all = Percent(status.shared_permille).to_string();
-    let visible = Percent(status.visible_permille);
-    let shares = status.visible_shares as usize;
-    match (shares, status.visible_permille == status.shared_permille) {
-        (0, _) => all,
-        (_, true) => format!("{all} by {}", human::plural(shares, "lease")),
-        (_, false) => format!(
-            "{all}, of it {visible} by {}",
-            human::plural(shares, "own lease")
-        ),
-    }
+    let part = Percent(status.shared_permille);
+    let leases = human::plural(status.shares as usize, "lease");
+    format!("{part} by {leases}")
 }
 
 fn is_out_of_service(device: &DeviceStatus) -> bool {

@@ -88,30 +88,30 @@ Device 0 of cpu-1 is out of service: it answers no test\\u{1b}
 }
 
 #[test]
-fn shared_devices_show_their_shares_and_those_of_others_as_a_sum() {
+fn shared_devices_show_the_shares_of_visible_leases() {
     let mut reply = reply();
-    let mut share = |worker: usize, index: usize, shared, leases, visible| {
+    let mut share = |worker: usize, index: usize, permille, leases| {
         let device = &mut reply.workers[worker].devices[index];
         device.leased = true;
-        device.shared_permille = shared;
-        (device.visible_shares, device.visible_permille) = (leases, visible);
+        (device.shared_permille, device.shares) = (permille, leases);
     };
-    share(0, 0, 750, 2, 750);
-    share(0, 1, 1000, 1, 125);
-    share(1, 0, 500, 0, 0);
+    share(0, 0, 750, 2);
+    share(0, 1, 125, 1);
+    // Others have shares of it.
+    share(1, 0, 0, 0);
     let expected = "\
-2 workers, 3 devices (0 leased, 3 shared), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
+2 workers, 3 devices (1 leased, 2 shared), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
 
-WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED                              SESSIONS      LIVE  RESERVED        OPS
-gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  75 % by 2 leases                           2  12.4 MiB  64.0 MiB  1,234,567
-                                        1 NVIDIA H200  cuda  141.0 GiB  100 %, of it 12.5 % by 1 own lease         0       0 B         -          0
-cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  50 %                                       0       0 B         -          0
+WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED            SESSIONS      LIVE  RESERVED        OPS
+gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  75 % by 2 leases         2  12.4 MiB  64.0 MiB  1,234,567
+                                        1 NVIDIA H200  cuda  141.0 GiB  12.5 % by 1 lease        0       0 B         -          0
+cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  yes                      0       0 B         -          0
 ";
     assert_eq!(table(&reply), expected, "\n{}", table(&reply));
     let value: serde_json::Value = serde_json::from_str(&json(&reply)).unwrap();
     let shared = &value["workers"][0]["devices"][1]["shared"];
     let expected = serde_json::json!({
-        "permille": 1000, "visible_leases": 1, "visible_permille": 125
+        "permille": 125, "leases": 1
     });
     assert_eq!(*shared, expected);
 }
