@@ -110,10 +110,11 @@ impl Engine {
             here.insert(device_ref);
         }
         places.retain(|worker, _| {
-            let has_place = part.with_snapshots.contains(worker)
-                || receiver == Some(*worker)
-                || self.has_room(*worker);
-            (part.can_run_at)(*worker) && has_place && !self.pool.is_ending(*worker, id)
+            let has_snapshots = part.with_snapshots.contains(worker);
+            let has_place = has_snapshots || receiver == Some(*worker) || self.has_room(*worker);
+            // It may go on where it was, once the worker has released it.
+            let is_possible = has_snapshots || !self.pool.is_ending(*worker, id);
+            (part.can_run_at)(*worker) && has_place && is_possible
         });
         let places = places.into_iter();
         places

@@ -116,12 +116,13 @@ impl World {
             });
             suitable.count()
         };
-        let workers = self.workers.iter();
-        let workers = workers.filter(|it| !it.unanswered.contains(&id));
-        let workers: Vec<_> = workers.map(|it| it.id).collect();
-        let is_coming = workers.iter().any(|it| devices(*it, false) >= part.devices);
-        let holders = part.holders.iter().map(|it| it.0);
-        let mut holders = holders.filter(|it| workers.contains(it));
+        let ends = |worker: WorkerId| self.workers[worker.0 as usize].unanswered.contains(&id);
+        // It may go on where it was, once the worker has released it.
+        let possible = self.workers.iter().map(|it| WorkerId(it.id));
+        let mut possible = possible.filter(|it| part.holders.contains(it) || !ends(*it));
+        let is_coming = possible.any(|it| devices(it.0, false) >= part.devices);
+        let holders = part.holders.iter().filter(|it| !ends(**it));
+        let mut holders = holders.map(|it| it.0);
         assert!(
             is_coming || !holders.any(|it| devices(it, true) >= part.devices),
             "{id} waits, and there are enough devices of spot leases"

@@ -432,6 +432,30 @@ fn a_spot_lease_does_not_count_on_a_request_to_get_a_small_device() {
     check_with_policy(1, ops);
 }
 
+/// A lease that was suspended for a request within a guarantee waits, and a spot lease makes room for it. The request
+/// gets that device, as it is released first. No further spot lease makes room: the lease will get back the device that
+/// it had.
+#[test]
+fn a_lease_counts_on_the_device_that_it_leaves() {
+    let flex = || request(0, 1, "flex");
+    let ops = [Op::SetPolicy { which: 3 }]
+        .into_iter()
+        .chain(rest())
+        .chain([flex().op()])
+        .chain(rest())
+        .chain([request(0, 2, "vulkan").op()])
+        .chain(rest())
+        .chain([flex().spot(), flex().spot(), flex().op()])
+        .chain(rest())
+        .chain([
+            Op::SetPolicy { which: 1 },
+            flex().op(),
+            request(2, 1, "flex").op(),
+        ])
+        .chain(rest());
+    check_with_policy(1, ops);
+}
+
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
 type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
 
