@@ -102,10 +102,10 @@ fn shared_devices_show_the_shares_of_visible_leases() {
     let expected = "\
 2 workers, 3 devices (1 leased, 2 shared), 1 lease, 3 requests waiting; tensord 0.1.0, up 1 h 2 min
 
-WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED            SESSIONS      LIVE  RESERVED        OPS
-gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  75 % by 2 leases         2  12.4 MiB  64.0 MiB  1,234,567
-                                        1 NVIDIA H200  cuda  141.0 GiB  12.5 % by 1 lease        0       0 B         -          0
-cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  yes                      0       0 B         -          0
+WORKER                  ADDRESS         DEVICE         KIND     MEMORY  LEASED             SESSIONS      LIVE  RESERVED        OPS
+gpu-1 (draining)        10.0.0.5:7462   0 NVIDIA H200  cuda  141.0 GiB  75 % by 2 leases          2  12.4 MiB  64.0 MiB  1,234,567
+                                        1 NVIDIA H200  cuda  141.0 GiB  12.5 % by 1 lease         0       0 B         -          0
+cpu-1 (silent for 7 s)  [fd00::9]:7462  0 16 cores     flex   64.0 GiB  yes                       0       0 B         -          0
 ";
     assert_eq!(table(&reply), expected, "\n{}", table(&reply));
     let value: serde_json::Value = serde_json::from_str(&json(&reply)).unwrap();
