@@ -49,7 +49,7 @@ use self::{
 };
 use crate::{
     error::{ConnectError, StandingError},
-    session::LeaseSet,
+    session::{UnreachableWorkers, UsedLeases},
 };
 
 /// Limit for one attempt to connect to the scheduler, with its reply to the hello.
@@ -81,9 +81,9 @@ struct Control {
     credential: ClientCredential,
     requests: mpsc::Receiver<Call>,
     withdrawals: Arc<Withdrawals>,
-    unreachable: Arc<LeaseSet>,
+    unreachable: Arc<UnreachableWorkers>,
     /// The leases that the program uses, and that are suspended because they were idle.
-    used: Arc<LeaseSet>,
+    used: Arc<UsedLeases>,
     pending: HashMap<RequestId, LeaseCall>,
     /// The requests to suspend or resume leases that were sent on the present stream.
     standing_calls: HashMap<RequestId, StandingCall>,
@@ -229,9 +229,13 @@ impl Control {
 
     /// Returns the messages that report the leases whose workers cannot be reached.
     fn unreachable_messages(&self) -> impl Iterator<Item = client_message::Body> + use<> {
-        let leases = self.unreachable.take().into_iter();
-        leases
-            .map(|lease| client_message::Body::Unreachable(WorkerUnreachable { lease_id: lease.0 }))
+        let workers = self.unreachable.take().into_iter();
+        workers.map(|(lease, worker)| {
+            client_message::Body::Unreachable(WorkerUnreachable {
+                lease_id: lease.0,
+                worker_id: Some(worker.0),
+            })
+        })
     }
 
     /// Returns the messages that resume the leases which the program uses although they are suspended, as they

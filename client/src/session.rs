@@ -51,7 +51,8 @@ use self::direct_send::SenderSlot;
 pub(crate) use self::{
     counters::ByteCounters,
     destination::{
-        Destination, Interruption, LeaseSet, PoolContact, SessionTarget, max_interruption,
+        Destination, Interruption, PoolContact, SessionTarget, UnreachableWorkers, UsedLeases,
+        max_interruption,
     },
     driver::drive,
 };

@@ -49,6 +49,7 @@ mod stores;
 mod suspension;
 #[cfg(test)]
 mod test_access;
+mod unreachable;
 mod unstable_keepers;
 mod usage;
 mod victims;

@@ -211,6 +211,12 @@ pub enum WorkerEvent {
         /// The leases, and how long each has been idle.
         leases: BTreeMap<LeaseId, Duration>,
     },
+    /// The worker has no connection to other workers of its leases, although it needs one. Sent again with each
+    /// heartbeat.
+    PeersMissing {
+        /// The leases, each with such a worker.
+        missing: Vec<(LeaseId, WorkerId)>,
+    },
     /// A process has died in which the worker ran its part of these leases, which have devices of
     /// other workers, too. The worker has snapshots of their sessions here, and keeps these until the
     /// lease ends. Sent again until then.
@@ -339,10 +345,12 @@ pub enum ClientEvent {
         /// The request.
         request: RequestId,
     },
-    /// The client cannot reach the worker of a lease.
+    /// The client cannot reach a worker of a lease. Sent again several times a second.
     Unreachable {
         /// The lease.
         lease: LeaseId,
+        /// The worker; `None` for the only one of the lease.
+        worker: Option<WorkerId>,
     },
     /// Whether the client could go on from snapshots with a lease. It could not at first, on each
     /// stream.

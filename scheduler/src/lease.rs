@@ -88,8 +88,12 @@ pub(crate) struct Lease {
     pub(crate) keeper_gone: Option<EndReason>,
     /// Whether the client could go on from snapshots, as it has reported.
     pub(crate) is_restorable: bool,
-    /// Since when the client has reported that it cannot reach the worker.
-    pub(crate) unreachable: Option<Unreachable>,
+    /// Since when the client (`None`), or a worker of the lease, has reported that it cannot reach another worker of
+    /// it.
+    pub(crate) unreachable: BTreeMap<(Option<WorkerId>, WorkerId), Unreachable>,
+    /// The workers at which the lease does not go on, each with the time until which it does not, as its client or
+    /// another of its workers could not reach them.
+    pub(crate) excluded: BTreeMap<WorkerId, Timestamp>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
     pub(crate) standing: Standing,
@@ -204,7 +208,7 @@ pub struct SuspendedPart {
     pub store: Option<StoreId>,
 }
 
-/// The reports of a client that it cannot reach the worker of its lease.
+/// The reports of a client, or of a worker, that it cannot reach a worker of its lease.
 #[derive(Clone, Copy)]
 pub(crate) struct Unreachable {
     /// The first report.
@@ -213,19 +217,34 @@ pub(crate) struct Unreachable {
 }
 
 impl Unreachable {
-    /// Time without a report after which the client has reached the worker again. It reports
-    /// several times a second.
+    /// Time without a report after which the worker was reached again. Reports come several times a second.
     const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
     /// Adds a report to the earlier ones.
     pub(crate) fn extend(earlier: Option<Self>, now: Timestamp) -> Self {
-        let is_recent = |it: &Self| now.saturating_since(it.latest) <= Self::MAX_INTERVAL;
-        let since = earlier.filter(is_recent).map_or(now, |it| it.since);
+        let since = earlier
+            .filter(|it| it.is_recent(now))
+            .map_or(now, |it| it.since);
         Self { since, latest: now }
+    }
+
+    fn is_recent(&self, now: Timestamp) -> bool {
+        now.saturating_since(self.latest) <= Self::MAX_INTERVAL
     }
 }
 
 impl Lease {
+    /// Returns how many of the pairs that cannot reach each other, of the client and the workers, this worker is one of.
+    pub(crate) fn missed_pairs(&self, worker: WorkerId, now: Timestamp) -> usize {
+        let recent = self.unreachable.iter().filter(|(_, it)| it.is_recent(now));
+        let others = recent.filter_map(|((by, missed), _)| match *by {
+            by if *missed == worker => Some(by),
+            Some(by) if by == worker => Some(Some(*missed)),
+            _ => None,
+        });
+        others.collect::<BTreeSet<_>>().len()
+    }
+
     /// Creates a lease that was granted to `client` or claimed by it.
     pub(crate) fn owned(
         client: ClientId,

@@ -148,6 +148,19 @@ pub enum EndReason {
         /// The worker's name.
         name: String,
     },
+    /// The client of a lease on several workers, or one of these, cannot reach a worker of it, although the scheduler
+    /// can.
+    #[error("{by} cannot reach worker {name} ({worker})")]
+    WorkerMissed {
+        /// The worker's id.
+        worker: WorkerId,
+        /// The worker's name.
+        name: String,
+        /// Who cannot reach it, in words.
+        by: String,
+        /// The other worker, if it is one.
+        other: Option<WorkerId>,
+    },
     /// A lease on several workers was interrupted, and there were too few devices for it to go on.
     #[error(
         "{cause}, and too few devices became free for the lease, at the workers that have its snapshots ({workers}) or at others like them"

@@ -42,6 +42,7 @@ mod suspension;
 mod tenant_model;
 mod tenants;
 mod trading_model;
+mod unreachable;
 mod victim_model;
 mod waiting;
 mod workers;

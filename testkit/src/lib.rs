@@ -13,6 +13,7 @@ pub mod models;
 pub mod quiet;
 pub mod random_kills;
 pub mod raw;
+pub mod relay;
 pub mod replicas;
 pub mod resource_usage;
 pub mod s3;

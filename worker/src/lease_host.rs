@@ -6,7 +6,7 @@ use tensord_proto::{
     ids::{LeaseId, PartId, StoreId},
     v1::{
         DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
-        KeepSnapshots, KeptLease, LeaseGranted, OutOfService, SendSnapshots,
+        KeepSnapshots, KeptLease, LeaseGranted, MissingPeer, OutOfService, SendSnapshots,
     },
 };
 
@@ -104,6 +104,12 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Returns the leases that have been idle for a while, and for how long. A host that takes no
     /// snapshots need not know, as its leases are not suspended.
     fn idle_leases(&self) -> Vec<IdleLease> {
+        Vec::new()
+    }
+
+    /// Returns the workers to which leases here have had no connection for a while, although they need one. A host that
+    /// takes no snapshots need not know, as its leases do not go on elsewhere.
+    fn missing_peers(&self) -> Vec<MissingPeer> {
         Vec::new()
     }
 

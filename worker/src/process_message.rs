@@ -322,6 +322,9 @@ pub(crate) struct Report {
     /// Whether a session has something to do.
     #[prost(bool, tag = "6")]
     pub(crate) is_busy: bool,
+    /// The workers to which the lease has had no connection for a while, although it needs one.
+    #[prost(uint64, repeated, tag = "7")]
+    pub(crate) missing_peers: Vec<u64>,
 }
 
 /// The devices that can be opened, and those that cannot.

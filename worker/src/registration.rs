@@ -388,6 +388,7 @@ pub(crate) fn heartbeat(host: &dyn LeaseHost) -> Heartbeat {
         in_store: host.leases_in_store().iter().map(|it| it.0).collect(),
         leases,
         idle: host.idle_leases(),
+        missing_peers: host.missing_peers(),
     }
 }
 

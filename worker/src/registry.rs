@@ -7,7 +7,7 @@ mod open;
 mod restore;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -230,6 +230,11 @@ impl Registry {
     /// Has the sessions send nothing to other workers any more, not even that they end.
     pub(crate) fn silence_cohorts(&self) {
         self.cohorts.silence();
+    }
+
+    /// Returns the workers to which sessions have had no connection for a while at `now`, although they need one.
+    pub(crate) fn missing_peers(&self, now: Instant) -> BTreeSet<WorkerId> {
+        self.cohorts.missing_peers(now)
     }
 
     /// Accepts the connection of another worker, for a cohort that has sessions on this

@@ -16,7 +16,8 @@ use tracing::warn;
 use crate::{
     lease::{LeaseEvent, LeaseEvents, LeasedDevice},
     session::{
-        Destination, Interruption, LeaseSet, PoolContact, Session, SessionTarget, max_interruption,
+        Destination, Interruption, PoolContact, Session, SessionTarget, UnreachableWorkers,
+        UsedLeases, max_interruption,
     },
 };
 
@@ -25,8 +26,8 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct LeaseWatch {
     lease: LeaseId,
-    unreachable: Arc<LeaseSet>,
-    used: Arc<LeaseSet>,
+    unreachable: Arc<UnreachableWorkers>,
+    used: Arc<UsedLeases>,
     status: Arc<Mutex<LeaseStatus>>,
 }
 
@@ -58,7 +59,11 @@ struct WatchedSession {
 impl LeaseWatch {
     /// Creates the watch of a lease. Its sessions add it to `unreachable` while they cannot reach its
     /// workers, and to `used` when the program uses them although the lease is suspended, as it was idle.
-    pub(crate) fn new(lease: LeaseId, unreachable: Arc<LeaseSet>, used: Arc<LeaseSet>) -> Self {
+    pub(crate) fn new(
+        lease: LeaseId,
+        unreachable: Arc<UnreachableWorkers>,
+        used: Arc<UsedLeases>,
+    ) -> Self {
         Self {
             lease,
             unreachable,

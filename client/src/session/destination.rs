@@ -8,7 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use tensord_proto::{ids::LeaseId, v1};
+use tensord_proto::{
+    ids::{LeaseId, WorkerId},
+    v1,
+};
 use tensord_transport::{
     Dialer,
     tls::{Fingerprint, Trust},
@@ -22,6 +25,7 @@ use crate::lease::{LeaseEvents, LeasedDevice};
 #[derive(Clone)]
 pub(crate) struct SessionTarget {
     pub(crate) dialer: Dialer,
+    pub(crate) worker_id: WorkerId,
     pub(crate) worker: String,
     pub(crate) address: String,
     pub(crate) trust: Trust,
@@ -49,6 +53,7 @@ impl SessionTarget {
         Ok(Self {
             device: LeasedDevice::from(leased),
             dialer,
+            worker_id: WorkerId(worker.worker_id),
             worker: worker.name,
             address: worker.address,
             trust: Trust::Pin(Fingerprint(pin)),
@@ -133,10 +138,10 @@ pub(crate) struct Destination {
     pub(crate) pool_contact: PoolContact,
     pub(crate) lease: LeaseId,
     /// Where the session reports that it cannot reach the worker.
-    pub(crate) unreachable: Arc<LeaseSet>,
+    pub(crate) unreachable: Arc<UnreachableWorkers>,
     /// Where the session reports that the program uses it, if the lease is suspended because it was
     /// idle.
-    pub(crate) used: Arc<LeaseSet>,
+    pub(crate) used: Arc<UsedLeases>,
     /// Where the program learns that the session goes on.
     pub(crate) events: LeaseEvents,
 }
@@ -207,30 +212,44 @@ impl Destination {
     }
 }
 
-/// Leases that their sessions report, until the control task takes them and passes that on to the pool.
-#[derive(Default)]
-pub(crate) struct LeaseSet {
-    leases: Mutex<BTreeSet<LeaseId>>,
+/// What sessions report, until the control task takes it and passes it on to the pool.
+pub(crate) struct Reports<T> {
+    reports: Mutex<BTreeSet<T>>,
     added: Notify,
 }
 
-impl LeaseSet {
-    pub(crate) fn add(&self, lease: LeaseId) {
-        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        leases.insert(lease);
+impl<T> Default for Reports<T> {
+    fn default() -> Self {
+        Self {
+            reports: Mutex::default(),
+            added: Notify::new(),
+        }
+    }
+}
+
+impl<T: Ord> Reports<T> {
+    pub(crate) fn add(&self, report: T) {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.insert(report);
         self.added.notify_one();
     }
 
-    /// Waits until a lease was added since the last wait.
+    /// Waits until something was added since the last wait.
     pub(crate) async fn added(&self) {
         self.added.notified().await;
     }
 
-    pub(crate) fn take(&self) -> BTreeSet<LeaseId> {
-        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut leases)
+    pub(crate) fn take(&self) -> BTreeSet<T> {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut reports)
     }
 }
+
+/// The workers that sessions cannot reach, each with the lease.
+pub(crate) type UnreachableWorkers = Reports<(LeaseId, WorkerId)>;
+
+/// Leases that the program uses although they are suspended, as they were idle.
+pub(crate) type UsedLeases = Reports<LeaseId>;
 
 #[cfg(test)]
 mod tests {

@@ -293,7 +293,8 @@ async fn report_unreachable(destination: &Destination, last_received: Instant) -
     reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         reports.tick().await;
-        destination.unreachable.add(destination.lease);
+        let worker = destination.target.worker_id;
+        destination.unreachable.add((destination.lease, worker));
     }
 }
 

@@ -8,7 +8,7 @@ use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, T
 use bytes::Bytes;
 use tensord_proto::{
     codec::encode_type,
-    ids::LeaseId,
+    ids::{LeaseId, WorkerId},
     v1::{Opened, TensorValue, Value, Values, tensor_value, value},
 };
 
@@ -302,6 +302,7 @@ fn requests_fail_at_once_after_the_driver_is_dropped() {
     let target = SessionTarget {
         device: crate::LeasedDevice::from(&tensord_proto::v1::LeasedDevice::default()),
         dialer: Dialer::default(),
+        worker_id: WorkerId(1),
         worker: "worker-0".into(),
         // Nobody listens on a port that is not one.
         address: "127.0.0.1:0".into(),

@@ -36,7 +36,9 @@ impl Engine {
                 self.request(queued);
             }
             ClientEvent::Cancel { request } => self.cancel(client, request),
-            ClientEvent::Unreachable { lease } => self.on_unreachable(client, lease),
+            ClientEvent::Unreachable { lease, worker } => {
+                self.on_unreachable(client, lease, worker)
+            }
             ClientEvent::Restorable {
                 lease,
                 is_restorable,

@@ -42,6 +42,7 @@ impl Engine {
                 let can_get = || can_be_sent && !self.is_avoided(lease, *worker);
                 self.pool.can_run(*worker, requirement, count)
                     && !self.pool.is_ending(*worker, id)
+                    && !self.is_excluded(lease, *worker)
                     && (with_snapshots.contains(worker) || can_get())
             };
             // Those that are special to the lease, and of the others as many as it could need.
@@ -147,10 +148,14 @@ impl Engine {
             store: lease.only_stored().map(|stored| stored.store),
         };
         let is_destination = |worker: WorkerId| {
-            worker != keeper.worker && !self.pool.is_ending(worker, id) && self.has_room(worker)
+            worker != keeper.worker
+                && !self.pool.is_ending(worker, id)
+                && !self.is_excluded(lease, worker)
+                && self.has_room(worker)
         };
         // A keeper that drains hands the snapshots over in any case.
-        let must_leave = self.pool.is_draining(keeper.worker);
+        let must_leave =
+            self.pool.is_draining(keeper.worker) || self.is_excluded(lease, keeper.worker);
         let has_destination = || {
             let with_free = self.pool.with_free(id, &part.requirement, part.devices);
             !self.is_in_the_way(id) && with_free.into_iter().any(is_destination)
@@ -197,6 +202,7 @@ impl Engine {
             };
             (with_free.contains(worker) || is_away)
                 && !self.pool.is_ending(*worker, id)
+                && !self.is_excluded(lease, *worker)
                 && (with_snapshots.contains(worker) || can_get())
         };
         let known = with_snapshots.iter().copied().chain(receiving);

@@ -1,5 +1,5 @@
-//! Leases on several workers that are interrupted: a process of one has died, or a worker is lost, drains,
-//! or can be reached neither by the scheduler nor by the client.
+//! Leases on several workers that are interrupted: a process of one has died, or a worker is lost, drains, or cannot be
+//! reached (`unreachable.rs`).
 //!
 //! All sessions of such a lease must go back to the same cut. So the whole lease is suspended and resumed:
 //! it goes on when its workers have released it, the part of a worker that is gone at the keeper.
@@ -92,29 +92,6 @@ impl Engine {
         }
     }
 
-    /// Has a lease go on elsewhere whose client cannot reach one of its workers, if the scheduler has no
-    /// stream from one either, and there are devices for it.
-    pub(super) fn on_one_unreachable(&mut self, id: LeaseId) {
-        let Some(lease) = self.leases.get(id) else {
-            return;
-        };
-        let workers = lease.workers().into_iter();
-        let mut away = workers.filter(|worker| !self.pool.is_connected(*worker));
-        if let Some(worker) = away.next()
-            && self.can_go_on_now(id, lease)
-        {
-            let cause = match self.pool.get(worker) {
-                Some(known) => EndReason::WorkerUnreachable {
-                    worker,
-                    name: known.name().to_owned(),
-                },
-                // It has not joined since the scheduler restarted.
-                None => EndReason::WorkerMissing { worker },
-            };
-            let _ = self.suspend_for(id, cause);
-        }
-    }
-
     /// Has leases go on elsewhere of which a worker drains, if there are devices for them.
     pub(super) fn move_from_draining(&mut self) {
         let draining = self.leases_at_draining().into_iter();
@@ -143,7 +120,7 @@ impl Engine {
 
     /// Returns whether a lease that runs could go on at once without those of its workers that drain or
     /// have no stream: its client is attached, and their keepers have the snapshots and free devices.
-    fn can_go_on_now(&self, id: LeaseId, lease: &Lease) -> bool {
+    pub(super) fn can_go_on_now(&self, id: LeaseId, lease: &Lease) -> bool {
         let is_running = lease.standing == Standing::Running && lease.is_restorable;
         if !is_running || self.attached_owner(id).is_none() {
             return false;

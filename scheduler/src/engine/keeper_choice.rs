@@ -154,7 +154,12 @@ impl KeeperChoice<'_> {
         let silent_at = unsteady.iter().copied();
         let silent_at = silent_at.filter_map(|worker| engine.gives_way_at(worker));
         let given_up_at = *started + RECORDED_KEEPER_TIMEOUT;
-        let times = self.lease.avoided.values().copied().chain(silent_at);
+        let avoided = self
+            .lease
+            .avoided
+            .values()
+            .chain(self.lease.excluded.values());
+        let times = avoided.copied().chain(silent_at);
         let times = times.chain([given_up_at]).filter(|at| at > now);
         Stability {
             depends_on_workers: keeper
@@ -181,7 +186,8 @@ impl KeeperChoice<'_> {
         let is_of_lease = self.workers.contains(&worker);
         let pool = &self.engine.pool;
         let can_run = !is_of_lease && pool.can_run(worker, self.requirement, self.count);
-        let is_avoided = self.engine.is_avoided(self.lease, worker);
+        let is_avoided = self.engine.is_avoided(self.lease, worker)
+            || self.engine.is_excluded(self.lease, worker);
         (is_avoided, !can_run, is_of_lease)
     }
 
@@ -218,6 +224,7 @@ impl KeeperChoice<'_> {
     /// Returns the workers that differ from those like them as far as the lease is concerned.
     fn special(&self) -> BTreeSet<WorkerId> {
         let special = self.workers.iter().chain(self.lease.avoided.keys());
+        let special = special.chain(self.lease.excluded.keys());
         let special = special.chain(&self.others).copied();
         special.chain(self.present()).collect()
     }

@@ -15,7 +15,7 @@ use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{AssignedKeeper, DeviceRef, GrantedDevice};
-use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart, Unreachable};
+use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart};
 use crate::pool::Worker;
 use crate::reason::{CannotMove, EndReason, SnapshotPlaces};
 
@@ -83,35 +83,6 @@ impl Engine {
             self.drop_kept(worker, id, part);
         }
         true
-    }
-
-    /// Moves a lease whose client cannot reach its worker. Neither the client's report alone nor a
-    /// broken stream alone is enough to move a lease at once: the client may have lost its network,
-    /// and the worker its connection to the scheduler. With both, the lease need not wait until the
-    /// worker is considered lost. If only the client misses the worker, and does so for long, it is
-    /// the network between the two.
-    pub(super) fn on_unreachable(&mut self, client: ClientId, id: LeaseId) {
-        let now = self.now;
-        let lease = self.leases.get_mut(id);
-        let Some(mut lease) = lease.filter(|lease| lease.owner == Some(client)) else {
-            return;
-        };
-        let Some(worker) = lease.only_worker() else {
-            drop(lease);
-            return self.on_one_unreachable(id);
-        };
-        let unreachable = Unreachable::extend(lease.unreachable, now);
-        lease.unreachable = Some(unreachable);
-        let for_long = now.saturating_since(unreachable.since) >= self.options.unreachable_timeout;
-        let is_down = !self.pool.is_connected(worker);
-        // Its worker may be loading snapshots, and would be reached after that.
-        let for_long = for_long && lease.load_stored.is_empty();
-        // Without the snapshots, the lease could only go on where it is, if the worker comes back.
-        let is_movable = lease.is_movable();
-        drop(lease);
-        if is_movable && (is_down || for_long) {
-            self.try_move(id);
-        }
     }
 
     /// Records whether `client` could go on with a lease from snapshots.
@@ -271,8 +242,10 @@ impl Engine {
         let in_memory = in_memory.iter().map(|&worker| (worker, false));
         let all = in_memory.chain(loading.map(|worker| (worker, true)));
         let all = all.map(|(worker, loads)| Candidate { worker, loads });
+        let lease = self.leases.get(id);
+        let is_excluded = |worker| lease.is_some_and(|lease| self.is_excluded(lease, worker));
         // A worker could not start the lease before it has released it.
-        all.filter(|it| !self.pool.is_ending(it.worker, id))
+        all.filter(|it| !self.pool.is_ending(it.worker, id) && !is_excluded(it.worker))
             .collect()
     }
 
@@ -446,7 +419,8 @@ impl Engine {
         lease.standing = Standing::Running;
         (lease.running_since, lease.is_reclaimed) = (now, false);
         lease.passed = passed.unwrap_or_else(|| mem::take(&mut lease.passed));
-        (lease.rejoin_by, lease.unreachable) = (None, None);
+        lease.rejoin_by = None;
+        lease.unreachable.clear();
         (lease.interrupted_at, lease.keeper_gone) = (None, None);
         lease.avoided.clear();
         let keepers = mem::take(&mut lease.keepers);

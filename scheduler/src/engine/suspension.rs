@@ -175,7 +175,8 @@ impl Engine {
         lease.kept_at.clear();
         lease.keepers.clear();
         lease.stored.clear();
-        (lease.rejoin_by, lease.unreachable) = (None, None);
+        lease.rejoin_by = None;
+        lease.unreachable.clear();
         lease.keeper_gone = None;
         lease.parts = parts;
         lease.set_standing(standing);
@@ -269,7 +270,9 @@ impl Engine {
                 let free = self.holders_and_loaders(part).into_iter();
                 let mut free: Vec<_> = free.filter(is_free).collect();
                 // Stable, so that the part's own worker stays first.
-                free.sort_by_key(|holder| !self.pool.is_connected(*holder));
+                free.sort_by_key(|holder| {
+                    self.is_excluded(lease, *holder) || !self.pool.is_connected(*holder)
+                });
                 holders.extend(free.first());
             }
         }

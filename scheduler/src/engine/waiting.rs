@@ -234,7 +234,8 @@ impl Engine {
         let can_be_sent = self.source_of(id, lease, index, part).is_some();
         move |worker| {
             let can_get = can_be_sent && !self.is_avoided(lease, worker);
-            can_get || with_snapshots.contains(&worker)
+            let is_excluded = self.is_excluded(lease, worker);
+            !is_excluded && (can_get || with_snapshots.contains(&worker))
         }
     }
 

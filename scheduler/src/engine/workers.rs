@@ -50,6 +50,7 @@ impl Engine {
                 self.set_stored(worker, &here, &in_store);
             }
             WorkerEvent::Idle { leases } => self.on_idle(worker, &leases),
+            WorkerEvent::PeersMissing { missing } => self.on_peers_missing(worker, missing),
             WorkerEvent::StoredLeases { leases } => self.drop_unknown_stored(worker, leases),
             WorkerEvent::Interrupted { leases } => self.on_interrupted(worker, leases),
             WorkerEvent::Released { lease, busy } => {

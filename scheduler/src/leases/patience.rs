@@ -27,7 +27,9 @@ impl Patience {
         let is_known = lease.is_reclaimed && lease.is_standing_reported;
         // Workers may be about to hand its snapshots over, or may do so again after a while.
         let is_handed_over = !lease.keepers.is_empty() || !lease.avoided.is_empty();
-        if !is_resumed || !is_known || is_handed_over {
+        // It can go on at further workers after a while.
+        let has_excluded = !lease.excluded.is_empty();
+        if !is_resumed || !is_known || is_handed_over || has_excluded {
             return None;
         }
         let largest = lease.parts.iter().max_by_key(|part| part.devices)?;

@@ -580,6 +580,81 @@ impl World {
         self.send_client(i, event);
     }
 
+    /// The client of a lease on several workers, or one of these, reports for some time that it cannot reach one.
+    pub(super) fn report_missing(&mut self, nth: usize, which: usize, by: Option<usize>) {
+        let lease = self.lease_of_any_client(nth);
+        for _ in 0..6 {
+            let known = self.engine.leases().get(lease);
+            let workers = known
+                .map(|it| Vec::from_iter(it.workers()))
+                .unwrap_or_default();
+            let owner = known.and_then(|it| it.owner);
+            if workers.len() < 2 {
+                return;
+            }
+            let worker = workers[which % workers.len()];
+            let by = by.map(|by| workers[by % workers.len()]);
+            let now = self.now;
+            let (since, latest) = self
+                .missing
+                .entry((lease, by, worker))
+                .or_insert((now, now));
+            if now - *latest > 2_000 {
+                *since = now;
+            }
+            *latest = now;
+            match by {
+                Some(by) => {
+                    let missing = vec![(lease, worker)];
+                    self.send_worker(by.0 as usize, WorkerEvent::PeersMissing { missing });
+                }
+                None => {
+                    let client = self
+                        .clients
+                        .iter()
+                        .position(|it| Some(ClientId(it.id)) == owner);
+                    let worker = Some(worker);
+                    let event = ClientEvent::Unreachable { lease, worker };
+                    client
+                        .into_iter()
+                        .for_each(|client| self.send_client(client, event.clone()));
+                }
+            }
+            self.wait(2_000);
+        }
+    }
+
+    /// A lease on several workers is suspended, as one of these, or its client, could not reach a worker for long.
+    pub(super) fn suspend_as_missed(
+        &mut self,
+        id: LeaseId,
+        by: Option<WorkerId>,
+        worker: WorkerId,
+    ) {
+        let leases = self.leases.as_mut();
+        let lease = leases.and_then(|leases| leases.get_mut(&id));
+        // A client that attaches learns again that its lease is suspended.
+        if let Some(lease) = lease.filter(|lease| !lease.is_suspended) {
+            let (since, latest) = self.missing[&(id, by, worker)];
+            assert!(
+                latest == self.now && latest - since >= 10_000,
+                "{id} could go on"
+            );
+            lease.suspend_until(self.now, self.now + 3_600_000);
+            self.apart.push((id, by, worker, self.now + 600_000));
+        }
+    }
+
+    /// A lease does not go on at workers that cannot reach each other, or that its client cannot reach.
+    pub(super) fn check_apart(&self, id: LeaseId, devices: &[LeasedDevice]) {
+        let is_at = |worker| devices.iter().any(|it| it.device_ref.worker == worker);
+        for (lease, by, worker, until) in &self.apart {
+            let is_past = *lease != id || *until <= self.now;
+            let all = is_at(*worker) && by.is_none_or(is_at);
+            assert!(is_past || !all, "{id} goes on at {worker}");
+        }
+    }
+
     /// Reports that the worker of a lease cannot be reached, perhaps of another client's.
     pub(super) fn report_unreachable(&mut self, i: usize, nth: usize) {
         let lease = self.lease_of_any_client(nth);
@@ -589,7 +664,13 @@ impl World {
             *since = now;
         }
         *latest = now;
-        self.send_client(i, ClientEvent::Unreachable { lease });
+        self.send_client(
+            i,
+            ClientEvent::Unreachable {
+                lease,
+                worker: None,
+            },
+        );
     }
 
     /// Releases a lease that was granted at some time, perhaps to another client.

@@ -264,7 +264,10 @@ impl World {
                 |worker: &SimWorker| worker.known.as_ref().is_some_and(|it| it.connected);
             let mut connected = keepers.into_iter().filter(|it| is_connected(it));
             let is_good = |worker: &SimWorker| {
-                can_run(worker) && !self.engine.is_avoided(lease, WorkerId(worker.id))
+                let id = WorkerId(worker.id);
+                let is_avoided =
+                    self.engine.is_avoided(lease, id) || self.engine.is_excluded(lease, id);
+                can_run(worker) && !is_avoided
             };
             let is_better = connected.clone().any(is_good);
             let knows_own = own_worker.is_some_and(|it| it.connected);
@@ -365,7 +368,8 @@ impl World {
                 let can_be_sent = part.holders.iter().any(is_there);
                 let can_have =
                     has_snapshots || can_be_sent && !self.engine.is_avoided(lease, *worker);
-                !ends && fitting.count() >= part.devices && can_have
+                let is_excluded = self.engine.is_excluded(lease, *worker);
+                !ends && fitting.count() >= part.devices && can_have && !is_excluded
             };
             let workers = self.workers.iter().map(|worker| WorkerId(worker.id));
             workers.filter(fits).collect()
@@ -413,7 +417,8 @@ impl World {
                 free.worker == *holder && part.requirement.accepts(self.device(**free))
             };
             let ends = self.workers[holder.0 as usize].unanswered.contains(&id);
-            !ends && free.iter().filter(fits).count() >= part.devices
+            let is_excluded = self.engine.is_excluded(lease, *holder);
+            !ends && !is_excluded && free.iter().filter(fits).count() >= part.devices
         };
         let is_ending = |holder: &WorkerId| {
             let worker = &self.workers[holder.0 as usize];

@@ -142,7 +142,13 @@ fn devices_are_not_held_back_once_the_lost_lease_is_over() {
 
 fn unreachable(id: u64, lease: u64) -> Event {
     let lease = LeaseId(lease);
-    client(id, ClientEvent::Unreachable { lease })
+    client(
+        id,
+        ClientEvent::Unreachable {
+            lease,
+            worker: None,
+        },
+    )
 }
 
 #[test]

@@ -110,6 +110,12 @@ pub(super) enum Op {
         client: usize,
         nth: usize,
     },
+    Missing {
+        nth: usize,
+        which: usize,
+        /// Of which worker; `None` if the client reports it.
+        by: Option<usize>,
+    },
     Unreachable {
         client: usize,
         nth: usize,
@@ -397,6 +403,8 @@ fn client_op() -> impl Strategy<Value = Op> {
         1 => client().prop_map(|client| Op::RequestAgain { client }),
         2 => (client(), 0..8_usize).prop_map(|(client, nth)| Op::Cancel { client, nth }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Unreachable { client, nth }),
+        2 => (0..64_usize, 0..4_usize, prop::option::of(0..4_usize))
+            .prop_map(|(nth, which, by)| Op::Missing { nth, which, by }),
         5 => (client(), 0..64_usize).prop_map(|(client, nth)| Op::Release { client, nth }),
         4 => (client(), 0..64_usize, prop::bool::weighted(0.8)).prop_map(
             |(client, nth, is_restorable)| Op::Restorable { client, nth, is_restorable }
@@ -455,6 +463,7 @@ fn apply(world: &mut World, op: Op) {
         Op::SetPolicy { which } => world.set_policy(policy(which)),
         Op::RequestAgain { client } => world.request_again(client),
         Op::Cancel { client, nth } => world.cancel(client, nth),
+        Op::Missing { nth, which, by } => world.report_missing(nth, which, by),
         Op::Unreachable { client, nth } => world.report_unreachable(client, nth),
         Op::Release { client, nth } => world.release(client, nth),
         Op::OldStreamEvents { index } => world.send_on_old_stream(index),

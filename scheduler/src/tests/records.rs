@@ -111,9 +111,9 @@ pub(super) fn join_as_holder(id: u64) -> Event {
     join
 }
 
-fn unreachable_10() -> Event {
-    let lease = LeaseId(10);
-    client(1, ClientEvent::Unreachable { lease })
+fn unreachable_10(worker: u64) -> Event {
+    let (lease, worker) = (LeaseId(10), Some(WorkerId(worker)));
+    client(1, ClientEvent::Unreachable { lease, worker })
 }
 
 fn by_administrator() -> RecordedStanding {
@@ -284,7 +284,7 @@ fn lease_moves_whose_worker_died_while_the_scheduler_was_away() {
             (0, join(2, &[exact(16)]), vec![]),
             (9, attach_with_token(1, 0), vec![]),
             (10, restorable(1, 10, true), vec![]),
-            (10, unreachable_10(), vec![moved(1, 10, 1, 2, 0)]),
+            (10, unreachable_10(1), vec![moved(1, 10, 1, 2, 0)]),
             // It was only late.
             (
                 20,
@@ -404,7 +404,7 @@ fn lease_on_two_workers_goes_on_at_once_without_the_one_that_died() {
             (10, restorable(1, 10, true), vec![]),
             (
                 11,
-                unreachable_10(),
+                unreachable_10(1),
                 vec![
                     end_and_keep(3, 10),
                     hold(2, 10),

@@ -1,5 +1,5 @@
-//! Durable leases with devices of several workers: a process of one dies, one is lost, drains or cannot be
-//! reached, or an administrator suspends them.
+//! Durable leases with devices of several workers: a process of one dies, one is lost or drains, or an administrator
+//! suspends them.
 
 use super::durable::*;
 use super::suspension::*;
@@ -414,7 +414,7 @@ fn lease_is_not_suspended_without_all_its_snapshots() {
 }
 
 /// As [`on_two_workers`], and worker 3 keeps the snapshots of both.
-fn kept_by_worker_3() -> Vec<Step> {
+pub(super) fn kept_by_worker_3() -> Vec<Step> {
     let mut steps = on_two_workers();
     steps.extend([
         (
@@ -443,7 +443,7 @@ pub(super) fn waits_because(cause: EndReason, workers: &[&str]) -> Command {
     }
 }
 
-fn hold(holder: u64) -> Command {
+pub(super) fn hold(holder: u64) -> Command {
     Command::HoldSnapshots {
         holder: WorkerId(holder),
         lease: LeaseId(10),
@@ -509,59 +509,6 @@ fn lease_ends_if_a_lost_worker_has_no_keeper() {
                 end_lease(2, 10),
                 drop_snapshots(3, 10),
                 ended(1, 10, lost(1)),
-            ],
-        ),
-    ];
-    check(kept_by_worker_3().into_iter().chain(steps));
-}
-
-#[test]
-fn lease_goes_on_at_once_if_client_and_scheduler_miss_a_worker() {
-    let unreachable = || {
-        let lease = LeaseId(10);
-        client(1, ClientEvent::Unreachable { lease })
-    };
-    let cause = EndReason::WorkerUnreachable {
-        worker: WorkerId(2),
-        name: "w2".into(),
-    };
-    let steps = [
-        (3, unreachable(), vec![]),
-        (4, worker_disconnected(2), vec![]),
-        (
-            5,
-            unreachable(),
-            vec![
-                end_and_keep(1, 10),
-                hold(3),
-                waits_because(cause, &["w1", "w3"]),
-            ],
-        ),
-        (
-            6,
-            released(1, 10),
-            [
-                drop_part(3, 0),
-                moved_to_several(1, &[(1, 0, 16), (1, 1, 16), (3, 0, 16)]),
-            ]
-            .into_iter()
-            .chain(keep_each_other(1, 3))
-            .collect(),
-        ),
-        // It still runs its part, in a process that nobody can use.
-        (
-            7,
-            join_holding(2, &[exact(16)], &[(10, 0)]),
-            vec![end_lease(2, 10)],
-        ),
-        (
-            8,
-            released(2, 10),
-            vec![
-                drop_part(3, 0),
-                keep(10, 1, 2),
-                drop_part(1, 1),
-                keep_part(10, 1, 3, 2),
             ],
         ),
     ];

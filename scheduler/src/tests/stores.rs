@@ -267,7 +267,10 @@ fn lease_outlives_a_scheduler_and_its_only_worker() {
     );
     let mut engine = Engine::new(Options::default(), TERM, at(0));
     engine.restore([(LeaseId(10), record)]);
-    let unreachable = ClientEvent::Unreachable { lease: LeaseId(10) };
+    let unreachable = ClientEvent::Unreachable {
+        lease: LeaseId(10),
+        worker: None,
+    };
     let stored = WorkerEvent::StoredLeases {
         leases: vec![LeaseId(10), LeaseId(11)],
     };
@@ -296,7 +299,13 @@ fn store_has_the_snapshots_of_a_lease_that_is_being_loaded() {
     };
     let unreachable = || {
         let lease = LeaseId(10);
-        client(1, ClientEvent::Unreachable { lease })
+        client(
+            1,
+            ClientEvent::Unreachable {
+                lease,
+                worker: None,
+            },
+        )
     };
     let report = |at: u64| (at, unreachable(), vec![]);
     let moved_here = moved_and_loaded(2, 1);

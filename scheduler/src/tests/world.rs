@@ -54,6 +54,11 @@ pub(super) struct World {
     /// The first and the latest of the reports by which a client has said without a pause that it
     /// cannot reach the worker of a lease.
     pub(super) reports: BTreeMap<(usize, LeaseId), (u64, u64)>,
+    /// The same of leases on several workers: by which worker, or the client (`None`), and of which worker.
+    pub(super) missing: BTreeMap<(LeaseId, Option<WorkerId>, WorkerId), (u64, u64)>,
+    /// The leases that were suspended because of such reports, each with who could not reach which worker, and the
+    /// time until which it does not go on at both.
+    pub(super) apart: Vec<(LeaseId, Option<WorkerId>, WorkerId, u64)>,
     /// The lease that an administrator moves at this moment.
     pub(super) commanded: Option<LeaseId>,
     /// The leases that the present event has suspended because they were idle, as they were before.
@@ -296,6 +301,8 @@ impl World {
             shares: BTreeMap::new(),
             latest: BTreeMap::new(),
             reports: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            apart: Vec::new(),
             commanded: None,
             made_room: Vec::new(),
             made_room_for: Vec::new(),
@@ -453,6 +460,7 @@ impl World {
                 devices,
                 load_stored,
             } => {
+                self.check_apart(*lease, devices);
                 self.move_lease(*client, *lease, *epoch, devices, load_stored);
             }
             Command::Interrupted { client, lease, .. } => self.check_interrupted(*client, *lease),
@@ -466,6 +474,9 @@ impl World {
                     cause
                 {
                     self.suspend_for_worker(*lease);
+                }
+                if let Some(EndReason::WorkerMissed { worker, other, .. }) = cause {
+                    self.suspend_as_missed(*lease, *other, *worker);
                 }
                 if *cause == Some(EndReason::Reclaimed) {
                     self.reclaim(*lease);

@@ -140,6 +140,7 @@ pub(super) fn client_event(
         }),
         Some(Body::Unreachable(unreachable)) => Ok(ClientEvent::Unreachable {
             lease: LeaseId(unreachable.lease_id),
+            worker: unreachable.worker_id.map(WorkerId),
         }),
         Some(Body::Restorable(restorable)) => Ok(ClientEvent::Restorable {
             lease: LeaseId(restorable.lease_id),
@@ -357,6 +358,7 @@ pub(super) fn lease_ended(lease: LeaseId, reason: &EndReason) -> PoolMessage {
         | EndReason::NotResumed { .. }
         | EndReason::WorkerDrains { .. }
         | EndReason::WorkerUnreachable { .. }
+        | EndReason::WorkerMissed { .. }
         | EndReason::DeviceUnavailable { .. } => ErrorCode::WorkerLost,
         EndReason::Reclaimed
         | EndReason::TimeOver

@@ -208,6 +208,15 @@ pub(super) fn idle_leases(leases: &[v1::IdleLease]) -> WorkerEvent {
     }
 }
 
+/// Converts a worker's list of other workers that its leases cannot reach. Takes at most [`MAX_LEASES`] entries.
+pub(super) fn missing_peers(missing: &[v1::MissingPeer]) -> WorkerEvent {
+    let missing = missing.iter().take(MAX_LEASES);
+    let missing = missing.map(|it| (LeaseId(it.lease_id), WorkerId(it.worker_id)));
+    WorkerEvent::PeersMissing {
+        missing: missing.collect(),
+    }
+}
+
 /// Converts a worker's list of leases of which its snapshot store has snapshots.
 pub(super) fn stored_leases(stored: v1::StoredLeases) -> WorkerEvent {
     let leases = stored.lease_ids.into_iter().take(MAX_STORED);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use tensord_client::Durability;
+use tensord_proto::ids::WorkerId;
 use tensord_scheduler::{ClientEvent, Durability as Requested};
 
 use super::Simulation;
@@ -65,9 +66,10 @@ impl Simulation<'_> {
     }
 
     /// Has the client report that it cannot reach a worker of its lease.
-    pub(super) fn report_unreachable(&mut self) {
+    pub(super) fn report_unreachable(&mut self, worker: WorkerId) {
+        let (lease, worker) = (LEASE, Some(worker));
         self.scheduler
-            .report_client(ClientEvent::Unreachable { lease: LEASE });
+            .report_client(ClientEvent::Unreachable { lease, worker });
     }
 
     /// Has somebody connect to the scheduler again, or the scheduler notice that a worker is gone, or a host

@@ -2,6 +2,7 @@
 
 use rand::RngExt;
 use tensord_client::testing::SimulatedEnd;
+use tensord_proto::ids::WorkerId;
 use tensord_worker::testing::{SessionPoints, SimulatedWorker};
 
 use super::Simulation;
@@ -134,12 +135,16 @@ impl Simulation<'_> {
             };
         }
         let is_needed = !is_bulk || client.session.needs_bulk();
-        if !link.is_down() || !is_needed || self.lease.is_suspended || self.place(rank).is_none() {
+        let is_down = link.is_down();
+        let Some((worker_id, _)) = self.place(rank).filter(|_| is_down && is_needed) else {
+            return Ok(());
+        };
+        if self.lease.is_suspended {
             return Ok(());
         }
         let open = self.clients[rank].session.open(is_bulk);
         let Some((worker, _)) = self.worker_of(rank) else {
-            self.report_unreachable();
+            self.report_unreachable(WorkerId(worker_id));
             return Ok(());
         };
         match worker.open(&open, LEASE) {

@@ -6,6 +6,7 @@
 mod batch_norm;
 mod failover;
 mod mixed;
+mod unreachable;
 
 use std::sync::{Arc, Mutex};
 

@@ -338,6 +338,11 @@ impl Cohort {
         Ok(changed?)
     }
 
+    /// Returns the workers to which there has been no connection for a while at `now`, although one is needed.
+    pub(crate) fn missing_peers(&self, now: Instant) -> impl Iterator<Item = WorkerId> {
+        self.peers.missing(now)
+    }
+
     /// Fails collectives and transfers that have waited longer than the deadline, and
     /// updates what depends on the measured links.
     pub(crate) fn tick(&self, now: Instant) {

@@ -15,6 +15,10 @@ use crate::locks::lock;
 /// a ping every 0.5 s.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A worker to which a link that is needed has had no connection for this long is missing. A link that breaks is
+/// usually connected again sooner.
+const MISSING_AFTER: Duration = Duration::from_secs(1);
+
 /// The other workers of a lease.
 pub(super) struct Peers {
     peers: Vec<Arc<Peer>>,
@@ -64,6 +68,11 @@ impl Peers {
         let is_silent = |peer: &&Arc<Peer>| peer.is_silent(now, SILENCE_TIMEOUT);
         let silent = self.peers.iter().filter(is_silent);
         silent.map(|peer| peer.worker).collect()
+    }
+
+    /// Returns the workers to which there has been no connection for a while at `now`, although one is needed.
+    pub(super) fn missing(&self, now: Instant) -> impl Iterator<Item = WorkerId> {
+        self.unreachable(now, MISSING_AFTER).map(|peer| peer.worker)
     }
 
     /// Returns the workers that have been disconnected for `deadline` at `now`.

@@ -454,5 +454,6 @@ fn report(registry: &Registry, lease: LeaseId) -> Report {
         out_of_service: registry.out_of_service(),
         steps,
         is_busy,
+        missing_peers: registry.missing_peers(now).iter().map(|it| it.0).collect(),
     }
 }

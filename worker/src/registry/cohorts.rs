@@ -1,6 +1,7 @@
 //! The cohorts of this worker's sessions.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Weak},
     time::Instant,
 };
@@ -67,6 +68,16 @@ impl Cohorts {
     pub(super) fn silence(&self) {
         let cohorts = self.cohorts.iter().filter_map(|cohort| cohort.upgrade());
         cohorts.for_each(|cohort| cohort.silence());
+    }
+
+    /// Returns the workers to which cohorts have had no connection for a while at `now`, although they need one.
+    pub(super) fn missing_peers(&self, now: Instant) -> BTreeSet<WorkerId> {
+        let cohorts = self.cohorts.iter().filter_map(|cohort| cohort.upgrade());
+        let cohorts: Vec<_> = cohorts.collect();
+        cohorts
+            .iter()
+            .flat_map(|cohort| cohort.missing_peers(now))
+            .collect()
     }
 
     /// Forgets cohorts without sessions, and fails collectives and transfers that have

@@ -7,7 +7,7 @@ use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
     v1::{
         DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
-        KeepSnapshots, KeptLease, LeaseGranted, OutOfService, SendSnapshots,
+        KeepSnapshots, KeptLease, LeaseGranted, MissingPeer, OutOfService, SendSnapshots,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -235,6 +235,20 @@ impl LeaseHost for Supervisor {
             })
         });
         idle.collect()
+    }
+
+    fn missing_peers(&self) -> Vec<MissingPeer> {
+        let leases = lock(&self.leases);
+        let missing = leases.iter().flat_map(|(lease, running)| {
+            let workers = lock(&running.report).missing_peers.clone();
+            let lease_id = lease.0;
+            let missing = move |worker_id| MissingPeer {
+                lease_id,
+                worker_id,
+            };
+            workers.into_iter().map(missing)
+        });
+        missing.collect()
     }
 
     fn end_all(&self, error: &Error) {

@@ -36,6 +36,9 @@ const MAX_SEGMENTS_HELD: usize = 64;
 /// Most segments of uploads that the worker takes from one process.
 const MAX_SEGMENTS_SENT: u32 = 1024;
 
+/// Most workers of a lease that a process may report as missing.
+const MAX_MISSING_PEERS: usize = 64;
+
 /// Shortest time between reports to the scheduler that one process causes. Heartbeats have what
 /// is left out.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -263,6 +266,7 @@ impl ProcessRun<'_> {
             .out_of_service
             .retain(|out| self.devices.contains_key(&out.device_index));
         report.out_of_service.truncate(self.devices.len());
+        report.missing_peers.truncate(MAX_MISSING_PEERS);
         for out in &mut report.out_of_service {
             let reason = sanitize(&out.reason, MESSAGE_CHARS).to_string();
             out.reason = reason;

@@ -228,6 +228,10 @@ impl Driver {
         self.apply(event(worker, id, kept));
         let idle = worker_events::idle_leases(&heartbeat.idle);
         self.apply(event(worker, id, idle));
+        if !heartbeat.missing_peers.is_empty() {
+            let missing = worker_events::missing_peers(&heartbeat.missing_peers);
+            self.apply(event(worker, id, missing));
+        }
         if !heartbeat.interrupted.is_empty() {
             let interrupted = worker_events::interrupted_leases(&heartbeat.interrupted);
             self.apply(event(worker, id, interrupted));
