@@ -3,14 +3,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     hash::{BuildHasher, Hasher},
     mem,
 };
 
+use burn_backend::DType;
 use foldhash::quality::FixedState;
 use tracing::warn;
 
-use super::pending_reads::{BrokenRule, unexpected};
+use super::pending_reads::{BadAnswer, unexpected};
 
 /// The reads since the last committed mark that were answered.
 #[derive(Debug, Default)]
@@ -28,10 +30,28 @@ pub(super) struct AnsweredReads {
     unrepeated_bytes: usize,
 }
 
+/// A read, as people can find it in their program.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Read {
+    /// The size of the value.
+    pub(super) bytes: usize,
+    pub(super) dtype: DType,
+    /// The number of ops that the session had recorded before it.
+    pub(super) after_ops: u64,
+}
+
+impl fmt::Display for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (dtype, after_ops) = (self.dtype.name(), self.after_ops);
+        let elements = self.bytes / self.dtype.size().max(1);
+        write!(f, "{elements} {dtype}, after {after_ops} ops")
+    }
+}
+
 /// A read that was answered.
 #[derive(Debug, Clone, Copy)]
 struct AnsweredRead {
-    bytes: usize,
+    read: Read,
     /// Hash of the value; `None` for a fault.
     hash: Option<u64>,
 }
@@ -54,11 +74,11 @@ impl AnsweredReads {
         }
     }
 
-    /// Records the answer to a read of `bytes`: the value, or `None` for a fault.
-    pub(super) fn add(&mut self, request: u64, bytes: usize, value: Option<&[u8]>) {
+    /// Records the answer to a read: the value, or `None` for a fault.
+    pub(super) fn add(&mut self, request: u64, read: Read, value: Option<&[u8]>) {
         if self.is_kept {
             let hash = value.map(hash);
-            self.reads.insert(request, AnsweredRead { bytes, hash });
+            self.reads.insert(request, AnsweredRead { read, hash });
         }
     }
 
@@ -71,7 +91,7 @@ impl AnsweredReads {
     pub(super) fn restored(&mut self) {
         self.has_differed = false;
         self.unrepeated = self.reads.keys().copied().collect();
-        self.unrepeated_bytes = self.reads.values().map(|read| read.bytes).sum();
+        self.unrepeated_bytes = self.reads.values().map(|it| it.read.bytes).sum();
     }
 
     /// Returns whether the answer to a read is to be repeated.
@@ -96,7 +116,7 @@ impl AnsweredReads {
 
     /// Returns the bytes of the value of a read.
     pub(super) fn bytes_of(&self, request: u64) -> Option<usize> {
-        self.reads.get(&request).map(|read| read.bytes)
+        self.reads.get(&request).map(|it| it.read.bytes)
     }
 
     /// Checks a repeated answer: the value, or `None` for a fault. Logs the first one that differs if
@@ -106,32 +126,29 @@ impl AnsweredReads {
     ///
     /// When the first answer was another one and answers may not differ, or when the answer is
     /// repeated a second time.
-    pub(super) fn repeated(
-        &mut self,
-        request: u64,
-        value: Option<&[u8]>,
-    ) -> Result<(), BrokenRule> {
-        let read = self.reads.get(&request).copied();
-        let read = read.filter(|_| self.unrepeated.remove(&request));
-        let read = read.ok_or_else(|| unexpected("read", request))?;
+    pub(super) fn repeated(&mut self, request: u64, value: Option<&[u8]>) -> Result<(), BadAnswer> {
+        let answered = self.reads.get(&request).copied();
+        let answered = answered.filter(|_| self.unrepeated.remove(&request));
+        let AnsweredRead { read, hash: first } =
+            answered.ok_or_else(|| unexpected("read", request))?;
         self.unrepeated_bytes -= read.bytes;
         if !self.is_kept {
             self.reads.remove(&request);
         }
-        let is_same = read.hash == value.map(hash);
+        let is_same = first == value.map(hash);
         if !is_same && self.may_differ {
             if !mem::replace(&mut self.has_differed, true) {
                 warn!(
-                    "the session went on in another process, which computed another value for read {request}: later values may differ from those of an undisturbed run"
+                    "the session went on in another process, which computed another value for read {request} ({read}): later values may differ from those of an undisturbed run"
                 );
             }
             return Ok(());
         }
         match is_same {
             true => Ok(()),
-            false => Err(format!(
-                "the session went on in another process, which computed another value for read {request}; with Durability::Continue, the session would go on with other values"
-            )),
+            false => Err(BadAnswer::Diverged(format!(
+                "the session went on in another process, which computed another value for read {request} ({read}); with Durability::Continue, the session would go on with other values"
+            ))),
         }
     }
 }
@@ -148,12 +165,20 @@ fn hash(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
+    fn read(bytes: usize) -> Read {
+        Read {
+            bytes,
+            dtype: DType::U8,
+            after_ops: 17,
+        }
+    }
+
     fn answered() -> AnsweredReads {
         let mut answered = AnsweredReads::default();
         answered.keep(true);
-        answered.add(1, 3, Some(b"one"));
-        answered.add(2, 4, None);
-        answered.add(5, 4, Some(b"five"));
+        answered.add(1, read(3), Some(b"one"));
+        answered.add(2, read(4), None);
+        answered.add(5, read(4), Some(b"five"));
         answered
     }
 
@@ -171,12 +196,9 @@ mod tests {
         assert_eq!(answered.repeated(2, None), Ok(()));
         assert!(answered.repeated(2, None).is_err(), "a second time");
         assert!(answered.repeated(1, Some(b"one")).is_err(), "forgotten");
-        assert!(
-            answered
-                .repeated(5, Some(b"FIVE"))
-                .unwrap_err()
-                .contains("another value")
-        );
+        let diverged = "the session went on in another process, which computed another value for read 5 (4 u8, after 17 ops); with Durability::Continue, the session would go on with other values";
+        let diverged = Err(BadAnswer::Diverged(diverged.into()));
+        assert_eq!(answered.repeated(5, Some(b"FIVE")), diverged);
         assert_eq!(
             (answered.first_unrepeated(), answered.unrepeated_bytes()),
             (None, 0)
@@ -206,7 +228,7 @@ mod tests {
         answered.restored();
         answered.repeated(2, None).unwrap();
         answered.keep(false);
-        answered.add(6, 1, Some(b"6"));
+        answered.add(6, read(1), Some(b"6"));
         assert_eq!(answered.repeated(1, Some(b"one")), Ok(()));
         assert_eq!(answered.repeated(5, Some(b"five")), Ok(()));
         answered.restored();

@@ -22,6 +22,8 @@ pub enum ConnectionEnd {
     Over(String),
     /// The worker broke this rule, so the session is over.
     BrokeRule(String),
+    /// The session is over, as another process computed another answer than the one that the program has.
+    Diverged(String),
 }
 
 /// Converts `ended`, which the pump returned for a connection, into the connection's end.
@@ -100,6 +102,7 @@ mod tests {
             ConnectionEnd::LeaseOver(_) => "lease over",
             ConnectionEnd::Over(_) => "over",
             ConnectionEnd::BrokeRule(_) => "broke a rule",
+            ConnectionEnd::Diverged(_) => "diverged",
         }
     }
 

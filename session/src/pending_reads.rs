@@ -11,7 +11,11 @@ use tensord_proto::{
     v1::{Chunk, Value, tensor_value, value},
 };
 
-use super::{Answer, answered::AnsweredReads};
+use super::{
+    Answer,
+    answered::{AnsweredReads, Read},
+    connection_end::ConnectionEnd,
+};
 
 /// A reply and its receiver.
 pub enum Delivery {
@@ -34,6 +38,30 @@ impl Delivery {
 
 /// The rule that the worker broke; the session cannot go on.
 pub(super) type BrokenRule = String;
+
+/// Why a session cannot go on after an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum BadAnswer {
+    /// The worker broke this rule.
+    BrokeRule(BrokenRule),
+    /// It is another one than before, as this text says.
+    Diverged(String),
+}
+
+impl From<BrokenRule> for BadAnswer {
+    fn from(rule: BrokenRule) -> Self {
+        Self::BrokeRule(rule)
+    }
+}
+
+impl From<BadAnswer> for ConnectionEnd {
+    fn from(answer: BadAnswer) -> Self {
+        match answer {
+            BadAnswer::BrokeRule(rule) => Self::BrokeRule(rule),
+            BadAnswer::Diverged(reason) => Self::Diverged(reason),
+        }
+    }
+}
 
 /// Reads that wait for their values. A large value comes in two parts that may
 /// overtake each other: its type on one track, its payload on the other.
@@ -63,6 +91,8 @@ struct PendingRead {
     shape: Shape,
     dtype: DType,
     bytes: usize,
+    /// The number of ops that the session had recorded before it.
+    after_ops: u64,
     /// The type in the reply, if the reply has arrived and its payload has not.
     announced: Option<(Shape, DType)>,
 }
@@ -73,6 +103,7 @@ impl PendingReads {
         &mut self,
         request: u64,
         tensor: &TensorIr,
+        after_ops: u64,
         answer: Answer<TensorData>,
     ) -> bool {
         let size = tensor.dtype.size();
@@ -82,6 +113,7 @@ impl PendingReads {
             shape: tensor.shape.clone(),
             dtype: tensor.dtype,
             bytes,
+            after_ops,
             announced: None,
         };
         self.pending_bytes = self.pending_bytes.saturating_add(bytes);
@@ -118,7 +150,7 @@ impl PendingReads {
         self.reads.into_values().map(|pending| pending.answer)
     }
 
-    pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, BrokenRule> {
+    pub(super) fn value(&mut self, value: Value) -> Result<Option<Delivery>, BadAnswer> {
         let request = value.request_id;
         if self.answered.is_unrepeated(request) {
             return self.repeated_value(value).map(|()| None);
@@ -138,7 +170,7 @@ impl PendingReads {
                 let error = ExecutionError::with_context(fault.to_string());
                 return Ok(self.finish(request, Err(error)));
             }
-            None => return Err(format!("the answer to read {request} is empty")),
+            None => return Err(format!("the answer to read {request} is empty").into()),
         };
         let bytes = match content {
             Some(tensor_value::Content::Payload(number)) => match self.arrived.remove(&number) {
@@ -149,14 +181,14 @@ impl PendingReads {
                 None if number < self.payloads || self.announced.contains_key(&number) => {
                     return Err(format!(
                         "the answer to read {request} names payload {number}, which another answer has named"
-                    ));
+                    ).into());
                 }
                 // At most one payload for each pending read is missing.
                 None if number - self.payloads >= waiting => {
                     return Err(format!(
                         "the answer to read {request} names payload {number}, but only {} payloads have arrived",
                         self.payloads
-                    ));
+                    ).into());
                 }
                 None => {
                     pending.announced = Some((shape, dtype));
@@ -169,12 +201,12 @@ impl PendingReads {
             // A tensor may have no elements.
             None => aligned::with_capacity(0),
         };
-        self.complete(request, shape, dtype, bytes)
+        Ok(self.complete(request, shape, dtype, bytes)?)
     }
 
     /// Adds bytes of a payload. Returns the reply that they complete, or `None` if they
     /// complete none.
-    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, BrokenRule> {
+    pub(super) fn chunk(&mut self, chunk: &Chunk) -> Result<Option<Delivery>, BadAnswer> {
         if chunk.size_bytes > 0 {
             self.check_payload_size(chunk.size_bytes)?;
         }
@@ -199,7 +231,7 @@ impl PendingReads {
         let announced = self.reads.get(&request);
         let announced = announced.and_then(|pending| pending.announced.clone());
         let (shape, dtype) = announced.ok_or_else(|| unexpected("read", request))?;
-        self.complete(request, shape, dtype, bytes)
+        Ok(self.complete(request, shape, dtype, bytes)?)
     }
 
     /// Checks that the next payload may have `size` bytes.
@@ -249,7 +281,12 @@ impl PendingReads {
             self.pending_bytes = self.pending_bytes.saturating_sub(pending.bytes);
         }
         let value = result.as_ref().ok().map(TensorData::as_bytes);
-        self.answered.add(request, pending.bytes, value);
+        let read = Read {
+            bytes: pending.bytes,
+            dtype: pending.dtype,
+            after_ops: pending.after_ops,
+        };
+        self.answered.add(request, read, value);
         Some(Delivery::Value(pending.answer, result))
     }
 }
@@ -262,12 +299,12 @@ impl PendingReads {
     }
 
     /// Compares a repeated answer with the first one.
-    fn repeated_value(&mut self, value: Value) -> Result<(), BrokenRule> {
+    fn repeated_value(&mut self, value: Value) -> Result<(), BadAnswer> {
         let request = value.request_id;
         let content = match value.result {
             Some(value::Result::Tensor(tensor)) => tensor.content,
             Some(value::Result::Fault(_)) => return self.answered.repeated(request, None),
-            None => return Err(format!("the answer to read {request} is empty")),
+            None => return Err(format!("the answer to read {request} is empty").into()),
         };
         match content {
             Some(tensor_value::Content::Payload(number)) => match self.arrived.remove(&number) {
@@ -278,12 +315,12 @@ impl PendingReads {
                 None if number < self.payloads || self.announced.contains_key(&number) => {
                     Err(format!(
                         "the repeated answer to read {request} names payload {number}, which another answer has named"
-                    ))
+                    ).into())
                 }
                 None if number - self.payloads >= self.waiting() => Err(format!(
                     "the repeated answer to read {request} names payload {number}, but only {} payloads have arrived",
                     self.payloads
-                )),
+                ).into()),
                 None => {
                     self.announced.insert(number, request);
                     Ok(())

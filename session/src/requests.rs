@@ -73,14 +73,15 @@ impl Requests {
         self.last
     }
 
-    /// Adds a read of `tensor`. Returns its id, and whether its value comes as a payload.
+    /// Adds a read of `tensor` after so many ops. Returns its id, and whether its value comes as a payload.
     pub(super) fn add_read(
         &mut self,
         tensor: &TensorIr,
+        after_ops: u64,
         answer: Answer<TensorData>,
     ) -> (u64, bool) {
         let id = self.new_id();
-        (id, self.reads.expect(id, tensor, answer))
+        (id, self.reads.expect(id, tensor, after_ops, answer))
     }
 
     /// Adds a sync, and returns its id.

@@ -103,6 +103,8 @@ pub struct State {
     pub policy: SendPolicy,
     upload_cache: UploadCache,
     requests: Requests,
+    /// The number of ops that were recorded.
+    recorded_ops: u64,
     journal: Journal,
     /// The cohort, if it has other sessions, which place and commit their marks together with this
     /// one.
@@ -160,6 +162,7 @@ impl State {
             policy: SendPolicy::default(),
             upload_cache: UploadCache::default(),
             requests: Requests::new(goes_on == GoesOn::WithAnyAnswers),
+            recorded_ops: 0,
             journal: Journal::new(budget.clone()),
             cohort_member: Some(cohort_member.clone()).filter(CohortMember::has_others),
             goes_on,
@@ -191,6 +194,7 @@ impl State {
     #[inline]
     pub fn record_op(&mut self, op: OperationIr) -> bool {
         let urgent = is_urgent(&op);
+        self.recorded_ops += 1;
         self.op_buffer.op(op);
         self.on_recorded(urgent)
     }
@@ -217,7 +221,7 @@ impl State {
             let mut first = None;
             let mut tensors = Vec::with_capacity(reads.len().min(MAX_READS_PER_FRAME));
             for (tensor, answer) in reads.by_ref().take(MAX_READS_PER_FRAME) {
-                let (id, is_payload) = self.requests.add_read(&tensor, answer);
+                let (id, is_payload) = self.requests.add_read(&tensor, self.recorded_ops, answer);
                 first.get_or_insert(id);
                 wants_bulk |= is_payload;
                 tensors.push(encode_tensor(&tensor));
@@ -452,14 +456,12 @@ impl State {
             _ if self.end.is_some() => {}
             (Track::Bulk, Body::Chunk(chunk)) => {
                 *tensor_bytes += chunk.bytes.len();
-                let delivery = self.requests.reads.chunk(&chunk);
-                deliveries.extend(delivery.map_err(broke_rule)?);
+                deliveries.extend(self.requests.reads.chunk(&chunk)?);
             }
             (Track::Ops, Body::Values(values)) => {
                 for value in values.values {
                     *tensor_bytes += inline_bytes(&value);
-                    let delivery = self.requests.reads.value(value);
-                    deliveries.extend(delivery.map_err(broke_rule)?);
+                    deliveries.extend(self.requests.reads.value(value)?);
                 }
             }
             (Track::Ops, Body::Synced(synced)) => {

@@ -3,7 +3,10 @@
 
 use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
 
-use tensord_proto::v1::frame::Body;
+use tensord_proto::{
+    text::{NAME_CHARS, sanitize},
+    v1::frame::Body,
+};
 use tensord_session::{ConnectionEnd, Track, after_pump, rejected_by};
 use tensord_transport::{
     Carrier, Link,
@@ -340,6 +343,11 @@ fn end_reason(ended: ConnectionEnd, target: &SessionTarget) -> String {
         ConnectionEnd::BrokeRule(rule) => {
             format!("worker {worker} at {address} broke the protocol: {rule}")
         }
+        ConnectionEnd::Diverged(reason) => {
+            let device = &target.device;
+            let (name, kind) = (sanitize(&device.name, NAME_CHARS), &device.kind);
+            format!("{reason}. It went on at the {kind} device {name} of worker {worker}")
+        }
         ConnectionEnd::Lost(reason) => format!("worker {worker} at {address} is lost ({reason})"),
     }
 }
@@ -404,7 +412,9 @@ async fn connect(
             match rejected_by(&error, track, resume, is_durable) {
                 ConnectionEnd::Lost(reason) => Err(ConnectionEnd::Lost(reason)),
                 ConnectionEnd::LeaseOver(_) => Err(ConnectionEnd::LeaseOver(at_worker(&error))),
-                ConnectionEnd::Over(_) | ConnectionEnd::BrokeRule(_) => Err(over(&error)),
+                ConnectionEnd::Over(_)
+                | ConnectionEnd::BrokeRule(_)
+                | ConnectionEnd::Diverged(_) => Err(over(&error)),
             }
         }
         _ => Err(ConnectionEnd::BrokeRule(

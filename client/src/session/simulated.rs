@@ -38,7 +38,9 @@ impl From<ConnectionEnd> for SimulatedEnd {
     fn from(end: ConnectionEnd) -> Self {
         match end {
             ConnectionEnd::Lost(reason) => Self::Lost(reason),
-            ConnectionEnd::Over(reason) | ConnectionEnd::LeaseOver(reason) => Self::Over(reason),
+            ConnectionEnd::Over(reason)
+            | ConnectionEnd::LeaseOver(reason)
+            | ConnectionEnd::Diverged(reason) => Self::Over(reason),
             ConnectionEnd::BrokeRule(rule) => {
                 Self::Over(format!("the worker broke a rule: {rule}"))
             }
