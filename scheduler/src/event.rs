@@ -211,8 +211,7 @@ pub enum WorkerEvent {
         /// The leases, and how long each has been idle.
         leases: BTreeMap<LeaseId, Duration>,
     },
-    /// The worker has no connection to other workers of its leases, although it needs one. Sent again with each
-    /// heartbeat.
+    /// The worker has dialled other workers of its leases in vain for a while. Sent again with each heartbeat.
     PeersMissing {
         /// The leases, each with such a worker.
         missing: Vec<(LeaseId, WorkerId)>,

@@ -91,9 +91,9 @@ pub(crate) struct Lease {
     /// Since when the client (`None`), or a worker of the lease, has reported that it cannot reach another worker of
     /// it.
     pub(crate) unreachable: BTreeMap<(Option<WorkerId>, WorkerId), Unreachable>,
-    /// The workers at which the lease does not go on, each with the time until which it does not, as its client or
-    /// another of its workers could not reach them.
-    pub(crate) excluded: BTreeMap<WorkerId, Timestamp>,
+    /// The workers that the lease has left, as its client or another of its workers could not reach them, or they could
+    /// not reach another one.
+    pub(crate) excluded: BTreeMap<WorkerId, Exclusion>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
     pub(crate) standing: Standing,
@@ -208,6 +208,15 @@ pub struct SuspendedPart {
     pub store: Option<StoreId>,
 }
 
+/// A worker that a lease has left, and to which it does not come back for a while.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exclusion {
+    /// Until when it does not.
+    pub(crate) until: Timestamp,
+    /// With which other worker it had no connection; `None` for the client.
+    pub(crate) with: Option<WorkerId>,
+}
+
 /// The reports of a client, or of a worker, that it cannot reach a worker of its lease.
 #[derive(Clone, Copy)]
 pub(crate) struct Unreachable {
@@ -234,15 +243,28 @@ impl Unreachable {
 }
 
 impl Lease {
-    /// Returns how many of the pairs that cannot reach each other, of the client and the workers, this worker is one of.
-    pub(crate) fn missed_pairs(&self, worker: WorkerId, now: Timestamp) -> usize {
+    /// Returns the times until which workers are avoided, or the lease does not go on at them.
+    pub(crate) fn avoids_until(&self) -> impl Iterator<Item = Timestamp> {
+        let excluded = self.excluded.values().map(|it| it.until);
+        self.avoided.values().copied().chain(excluded)
+    }
+
+    /// Returns how many others, workers or the client, miss this worker or are missed by it, now or when the lease left
+    /// a worker a while ago.
+    pub(crate) fn missed_with(&self, worker: WorkerId, now: Timestamp) -> usize {
         let recent = self.unreachable.iter().filter(|(_, it)| it.is_recent(now));
-        let others = recent.filter_map(|((by, missed), _)| match *by {
-            by if *missed == worker => Some(by),
-            Some(by) if by == worker => Some(Some(*missed)),
+        let recent = recent.filter_map(|((missed_by, missed), _)| match *missed_by {
+            missed_by if *missed == worker => Some(missed_by),
+            Some(missed_by) if missed_by == worker => Some(Some(*missed)),
             _ => None,
         });
-        others.collect::<BTreeSet<_>>().len()
+        let earlier = self.excluded.iter().filter(|(_, it)| now < it.until);
+        let earlier = earlier.filter_map(|(left, it)| match it.with {
+            with if *left == worker => Some(with),
+            Some(with) if with == worker => Some(Some(*left)),
+            _ => None,
+        });
+        recent.chain(earlier).collect::<BTreeSet<_>>().len()
     }
 
     /// Creates a lease that was granted to `client` or claimed by it.

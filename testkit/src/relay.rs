@@ -28,7 +28,7 @@ impl Relayed {
 
 #[derive(Default)]
 struct State {
-    /// The processes that are turned away, with those that they have started.
+    /// The processes that are turned away.
     refused: Vec<u32>,
     connections: Vec<Relayed>,
 }
@@ -56,15 +56,24 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Turns the connections of these processes away, and of those that they have started, and closes those that
-    /// they have.
-    pub fn refuse(&self, processes: &[u32]) {
+    /// Turns the connections of a process away, and closes those that it has.
+    pub fn refuse(&self, process: u32) {
+        self.refuse_all(vec![process]);
+    }
+
+    /// Turns the connections of a worker away, and of the processes of its leases, and closes those that they have.
+    pub fn refuse_worker(&self, worker: u32) {
+        let mut processes = children(worker);
+        processes.push(worker);
+        self.refuse_all(processes);
+    }
+
+    fn refuse_all(&self, processes: Vec<u32>) {
         let mut state = self.lock();
-        state.refused = processes.to_vec();
         let (refused, kept) = std::mem::take(&mut state.connections)
             .into_iter()
-            .partition(|it| has_socket(processes, it.socket));
-        state.connections = kept;
+            .partition(|it| has_socket(&processes, it.socket));
+        (state.refused, state.connections) = (processes, kept);
         let refused: Vec<Relayed> = refused;
         refused.iter().for_each(Relayed::close);
     }
@@ -98,12 +107,10 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
     });
 }
 
-/// Returns whether one of these processes, or of those that they have started, has a socket.
+/// Returns whether one of these processes has a socket.
 fn has_socket(processes: &[u32], socket: u64) -> bool {
     let link = format!("socket:[{socket}]");
-    let all = processes.iter().copied();
-    let mut all = all.chain(processes.iter().flat_map(|id| children(*id)));
-    all.any(|id| {
+    processes.iter().any(|id| {
         // The process may have ended.
         let files = fs::read_dir(format!("/proc/{id}/fd"));
         let mut files = files.into_iter().flatten().flatten();

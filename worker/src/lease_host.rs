@@ -107,8 +107,8 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns the workers to which leases here have had no connection for a while, although they need one. A host that
-    /// takes no snapshots need not know, as its leases do not go on elsewhere.
+    /// Returns the workers that leases here have dialled in vain for a while. A host that takes no snapshots need not
+    /// know, as its leases do not go on elsewhere.
     fn missing_peers(&self) -> Vec<MissingPeer> {
         Vec::new()
     }

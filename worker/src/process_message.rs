@@ -322,7 +322,7 @@ pub(crate) struct Report {
     /// Whether a session has something to do.
     #[prost(bool, tag = "6")]
     pub(crate) is_busy: bool,
-    /// The workers to which the lease has had no connection for a while, although it needs one.
+    /// The other workers of the lease that this process has dialled in vain for a while.
     #[prost(uint64, repeated, tag = "7")]
     pub(crate) missing_peers: Vec<u64>,
 }

@@ -232,7 +232,7 @@ impl Registry {
         self.cohorts.silence();
     }
 
-    /// Returns the workers to which sessions have had no connection for a while at `now`, although they need one.
+    /// Returns the workers that cohorts of sessions have dialled in vain for a while at `now`.
     pub(crate) fn missing_peers(&self, now: Instant) -> BTreeSet<WorkerId> {
         self.cohorts.missing_peers(now)
     }

@@ -1,7 +1,14 @@
 //! The tasks that keep a session connected, one for each of its tracks: dial, open or
 //! resume, exchange frames, and again.
 
-use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::pending,
+    mem,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use tensord_proto::{
     text::{NAME_CHARS, sanitize},
@@ -103,12 +110,11 @@ async fn keep_connected(
         }
         let until = gives_up_at(session, &current, &reach);
         let connected = tokio::select! {
-            connected = connect(session, &reach.target, track, resume) => connected,
+            connected = connect(session, &current, &reach, track, resume) => connected,
             // A try must not outlast the time in which a worker is given up.
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                 Err(ConnectionEnd::Lost("the worker did not answer".into()))
             }
-            never = report_unreachable(&current, reach.last_received), if !is_interrupted => match never {},
             Ok(()) = destination.changed() => continue,
         };
         let ended = match connected {
@@ -226,6 +232,8 @@ struct Reach {
     target: Arc<SessionTarget>,
     /// When something was received last, or when the session began or was moved.
     last_received: Instant,
+    /// When the worker accepted a link last, or when the session began.
+    last_dialled: Mutex<Instant>,
     /// Whether the program waits for the session to go on elsewhere, or where it was.
     is_moving: bool,
     /// Whether the track was connected, or was to wait, since the session was moved last. If not,
@@ -238,6 +246,7 @@ impl Reach {
         Self {
             target,
             last_received: Instant::now(),
+            last_dialled: Mutex::new(Instant::now()),
             is_moving: false,
             has_more_time: true,
         }
@@ -254,6 +263,21 @@ impl Reach {
         }
         self.is_moving |= is_interrupted;
         self.has_more_time |= is_interrupted;
+    }
+
+    /// Records that the worker has accepted a link.
+    fn dialled(&self) {
+        *self.lock_last_dialled() = Instant::now();
+    }
+
+    /// Returns when the worker was there last.
+    fn last_there(&self) -> Instant {
+        self.last_received.max(*self.lock_last_dialled())
+    }
+
+    fn lock_last_dialled(&self) -> MutexGuard<'_, Instant> {
+        let last_dialled = self.last_dialled.lock();
+        last_dialled.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the track is connected. Returns whether the session was to go on elsewhere, or
@@ -290,9 +314,9 @@ fn log_connected(
     }
 }
 
-/// Reports to the pool that the worker cannot be reached, until the future is dropped.
-async fn report_unreachable(destination: &Destination, last_received: Instant) -> Infallible {
-    let mut reports = interval_at(last_received + UNREACHABLE_AFTER, UNREACHABLE_AFTER);
+/// Reports to the pool that the worker cannot be reached, until the future is dropped. It was there last at this time.
+async fn report_unreachable(destination: &Destination, last_there: Instant) -> Infallible {
+    let mut reports = interval_at(last_there + UNREACHABLE_AFTER, UNREACHABLE_AFTER);
     reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         reports.tick().await;
@@ -346,7 +370,7 @@ fn end_reason(ended: ConnectionEnd, target: &SessionTarget) -> String {
         ConnectionEnd::Diverged(reason) => {
             let device = &target.device;
             let (name, kind) = (sanitize(&device.name, NAME_CHARS), &device.kind);
-            format!("{reason}. It went on at the {kind} device {name} of worker {worker}")
+            format!("{reason}. The session went on at the {kind} device {name} of worker {worker}")
         }
         ConnectionEnd::Lost(reason) => format!("worker {worker} at {address} is lost ({reason})"),
     }
@@ -360,19 +384,45 @@ struct Connected {
     is_restored: bool,
 }
 
+/// Connects to a worker, and reports to the pool for how long it cannot be reached. It is there once it has accepted a
+/// link, however long it then takes to restore the session.
+async fn dial(
+    destination: &Destination,
+    reach: &Reach,
+    track: Track,
+) -> Result<Link, ConnectionEnd> {
+    let SessionTarget {
+        dialer,
+        address,
+        trust,
+        ..
+    } = &*reach.target;
+    let dialling = async {
+        match track {
+            Track::Ops => dialer.dial(address, trust, DIAL_DEADLINE).await,
+            Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
+        }
+    };
+    let is_reported = !destination.is_interrupted();
+    let dialled = tokio::select! {
+        dialled = dialling => dialled,
+        never = report_unreachable(destination, reach.last_there()), if is_reported => match never {},
+    };
+    let link = dialled.map_err(|e| ConnectionEnd::Lost(e.to_string()))?;
+    reach.dialled();
+    Ok(link)
+}
+
 async fn connect(
     session: &Session,
-    target: &SessionTarget,
+    destination: &Destination,
+    reach: &Reach,
     track: Track,
     resume: bool,
 ) -> Result<Connected, ConnectionEnd> {
+    let target = &reach.target;
+    let mut link = dial(destination, reach, track).await?;
     let lost = |e: &dyn std::fmt::Display| ConnectionEnd::Lost(e.to_string());
-    let (dialer, address, trust) = (&target.dialer, &target.address, &target.trust);
-    let dialled = match track {
-        Track::Ops => dialer.dial(address, trust, DIAL_DEADLINE).await,
-        Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
-    };
-    let mut link = dialled.map_err(|e| lost(&e))?;
     let open = session.open(track, resume, &target.access);
     let (epoch, is_durable) = (open.epoch, !open.restore.is_empty());
     link.sender

@@ -148,14 +148,10 @@ impl Engine {
             store: lease.only_stored().map(|stored| stored.store),
         };
         let is_destination = |worker: WorkerId| {
-            worker != keeper.worker
-                && !self.pool.is_ending(worker, id)
-                && !self.is_excluded(lease, worker)
-                && self.has_room(worker)
+            worker != keeper.worker && !self.pool.is_ending(worker, id) && self.has_room(worker)
         };
         // A keeper that drains hands the snapshots over in any case.
-        let must_leave =
-            self.pool.is_draining(keeper.worker) || self.is_excluded(lease, keeper.worker);
+        let must_leave = self.pool.is_draining(keeper.worker);
         let has_destination = || {
             let with_free = self.pool.with_free(id, &part.requirement, part.devices);
             !self.is_in_the_way(id) && with_free.into_iter().any(is_destination)
@@ -251,8 +247,11 @@ impl Engine {
         let is_ready = |holder: &WorkerId| {
             self.pool.is_connected(*holder) && !self.pool.is_ending(*holder, id)
         };
+        // The network of one that the lease has left may be broken altogether.
+        let is_good = |holder: &WorkerId| is_ready(holder) && !self.is_excluded(lease, *holder);
         holders()
             .find(is_sending)
+            .or_else(|| holders().find(is_good))
             .or_else(|| holders().find(is_ready))
     }
 }

@@ -134,7 +134,8 @@ impl Engine {
                 let (requirement, count) = (&part.requirement, part.devices);
                 let has_free = || self.pool.has_free(*holder, id, requirement, count);
                 let stays = *holder == part.source && self.pool.is_connected(*holder);
-                stays || *holder != part.source && has_free()
+                let is_free = || *holder != part.source && has_free();
+                !self.is_excluded(lease, *holder) && (stays || is_free())
             });
             holders
         });

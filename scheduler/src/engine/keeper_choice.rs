@@ -154,12 +154,7 @@ impl KeeperChoice<'_> {
         let silent_at = unsteady.iter().copied();
         let silent_at = silent_at.filter_map(|worker| engine.gives_way_at(worker));
         let given_up_at = *started + RECORDED_KEEPER_TIMEOUT;
-        let avoided = self
-            .lease
-            .avoided
-            .values()
-            .chain(self.lease.excluded.values());
-        let times = avoided.copied().chain(silent_at);
+        let times = self.lease.avoids_until().chain(silent_at);
         let times = times.chain([given_up_at]).filter(|at| at > now);
         Stability {
             depends_on_workers: keeper

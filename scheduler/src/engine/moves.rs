@@ -423,6 +423,7 @@ impl Engine {
         lease.unreachable.clear();
         (lease.interrupted_at, lease.keeper_gone) = (None, None);
         lease.avoided.clear();
+        lease.excluded.retain(|_, it| now < it.until);
         let keepers = mem::take(&mut lease.keepers);
         let receiving = keepers.values().flat_map(Keeper::workers);
         let receiving: Vec<_> = receiving.collect();

@@ -59,8 +59,7 @@ impl Engine {
         let index = self.leases.index();
         // The others avoid no worker.
         let waiting = index.restless().filter_map(|id| self.leases.get(id));
-        let avoided = waiting.flat_map(|it| it.avoided.values().chain(it.excluded.values()));
-        let avoided = avoided.copied();
+        let avoided = waiting.flat_map(|lease| lease.avoids_until());
         let silent = self.pool.index().disconnected().iter();
         let silent = silent.filter_map(|worker| self.gives_way_at(*worker));
         let times = avoided.chain(silent);

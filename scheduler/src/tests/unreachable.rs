@@ -179,3 +179,151 @@ fn lease_stays_while_no_worker_is_missed_for_long() {
         .chain(later);
     check(kept_by_worker_3().into_iter().chain(steps));
 }
+
+/// A lease with one device of each of the first workers, which have its snapshots and so do their keepers; the others
+/// are free.
+struct Scene {
+    engine: Engine,
+    now: u64,
+    workers: u64,
+}
+
+impl Scene {
+    fn new(workers: u64, devices: u32) -> Self {
+        let mut scene = Self {
+            engine: Engine::new(Options::default(), TERM, at(0)),
+            now: 0,
+            workers,
+        };
+        for worker in 1..=workers {
+            scene.send(join(worker, &[exact(16)]));
+        }
+        scene.send(attach(1));
+        scene.send(request_durable_of(devices, 1, 1));
+        scene.send(restorable(1, 10, true));
+        scene.settle();
+        assert_eq!(scene.places(), (1..=u64::from(devices)).collect::<Vec<_>>());
+        scene
+    }
+
+    fn send(&mut self, event: Event) {
+        let event = with_assignments(&self.engine, event);
+        self.engine.handle(event, at(self.now));
+    }
+
+    /// Has all workers release what they end, and send and report snapshots.
+    fn settle(&mut self) {
+        for _ in 0..4 {
+            for id in 1..=self.workers {
+                self.send(released(id, 10));
+            }
+            let lease = self.engine.leases().get(LeaseId(10)).unwrap();
+            let keepers = lease.keepers.iter();
+            let kept = keepers.map(|(source, keeper)| {
+                let (source, part) = (source.0, keeper.part);
+                let kept = [(10, part, keeper.worker.0), (10, part, source)];
+                kept_parts(source, &kept)
+            });
+            for kept in kept.collect::<Vec<_>>() {
+                self.send(kept);
+            }
+        }
+    }
+
+    /// Sends these reports each second for 10 s, and lets the workers settle.
+    fn report(&mut self, reports: &[fn() -> Event]) {
+        for _ in 0..=10 {
+            self.now += 1_000;
+            reports.iter().for_each(|report| self.send(report()));
+        }
+        self.settle();
+    }
+
+    /// Lets time pass.
+    fn wait(&mut self, millis: u64) {
+        let until = self.now + millis;
+        while let Some(next) = self.engine.next_deadline().filter(|it| *it <= at(until)) {
+            self.now = self.now.max(next.as_millis());
+            self.send(Event::Tick);
+        }
+        self.now = until;
+        self.settle();
+    }
+
+    /// Asserts that the lease runs, and not at this worker.
+    fn check_left(&self, worker: u64) {
+        let places = self.places();
+        assert!(
+            !places.is_empty() && !places.contains(&worker),
+            "{places:?}"
+        );
+    }
+
+    /// Returns the workers at which the lease is; none if it waits.
+    fn places(&self) -> Vec<u64> {
+        let lease = self.engine.leases().get(LeaseId(10)).unwrap();
+        lease.workers().into_iter().map(|it| it.0).collect()
+    }
+}
+
+#[test]
+fn lease_leaves_the_worker_that_more_others_miss() {
+    let mut scene = Scene::new(5, 3);
+    scene.report(&[|| missing(1, 2), || missing(2, 3)]);
+    scene.check_left(2);
+    let mut scene = Scene::new(5, 3);
+    scene.report(&[|| missing(1, 2), || missing(1, 3)]);
+    scene.check_left(1);
+}
+
+/// Worker 1 has no connection to others. The second time, it is not the other one that is left.
+#[test]
+fn lease_leaves_a_worker_that_misses_one_after_the_other() {
+    let mut scene = Scene::new(5, 2);
+    scene.report(&[|| missing(1, 2)]);
+    scene.check_left(2);
+    scene.report(&[|| missing(1, 3), || missing(1, 4), || missing(1, 5)]);
+    scene.check_left(1);
+}
+
+#[test]
+fn lease_does_not_come_back_to_a_worker_for_a_while() {
+    let mut scene = Scene::new(3, 2);
+    scene.report(&[|| unreachable(2)]);
+    assert_eq!(scene.places(), [1, 3]);
+    scene.send(Event::Drain {
+        worker: WorkerId(3),
+        is_drained: true,
+    });
+    scene.wait(580_000);
+    assert_eq!(scene.places(), [1, 3], "worker 2 is left");
+    scene.wait(30_000);
+    assert_eq!(scene.places(), [1, 2]);
+}
+
+#[test]
+fn lease_leaves_a_worker_at_once_that_another_one_and_the_scheduler_miss() {
+    let mut scene = Scene::new(3, 2);
+    scene.send(worker_disconnected(2));
+    scene.send(missing(1, 2));
+    scene.settle();
+    assert_eq!(scene.places(), [1, 3]);
+}
+
+#[test]
+fn reports_that_do_not_concern_the_lease_change_nothing() {
+    let mut scene = Scene::new(4, 2);
+    scene.send(attach(2));
+    scene.report(&[
+        || missing(1, 1),
+        || missing(1, 3),
+        || missing(3, 1),
+        || missing(1, 99),
+        || unreachable(3),
+        || {
+            let (lease, worker) = (LeaseId(10), Some(WorkerId(1)));
+            client(2, ClientEvent::Unreachable { lease, worker })
+        },
+    ]);
+    assert_eq!(scene.places(), [1, 2]);
+}

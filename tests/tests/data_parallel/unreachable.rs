@@ -112,12 +112,12 @@ fn check(break_network: impl Fn(&Cluster, &[Relay], [usize; 2])) {
 #[test]
 fn training_leaves_one_of_two_workers_that_cannot_reach_each_other() {
     check(|cluster, relays, [first, second]| {
-        relays[second].refuse(&[cluster.workers[first].id()]);
-        relays[first].refuse(&[cluster.workers[second].id()]);
+        relays[second].refuse_worker(cluster.workers[first].id());
+        relays[first].refuse_worker(cluster.workers[second].id());
     });
 }
 
 #[test]
 fn training_leaves_a_worker_that_its_program_cannot_reach() {
-    check(|_, relays, [_, second]| relays[second].refuse(&[process::id()]));
+    check(|_, relays, [_, second]| relays[second].refuse(process::id()));
 }

@@ -338,7 +338,7 @@ impl Cohort {
         Ok(changed?)
     }
 
-    /// Returns the workers to which there has been no connection for a while at `now`, although one is needed.
+    /// Returns the workers that this one has dialled in vain for a while at `now`.
     pub(crate) fn missing_peers(&self, now: Instant) -> impl Iterator<Item = WorkerId> {
         self.peers.missing(now)
     }

@@ -95,6 +95,7 @@ async fn connect(
     let link = dialer
         .dial_bulk(&share.address, &trust, DIAL_DEADLINE)
         .await;
+    peer.record_dial(link.is_ok());
     let mut link = link.map_err(|e| e.to_string())?;
     let joining = duplex::encode(Body::Join(join));
     let sent_at = Instant::now();

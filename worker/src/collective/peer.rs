@@ -58,6 +58,8 @@ struct LinkState {
     channel: Channel,
     /// Since when a connection is wanted.
     link_requested: Option<Instant>,
+    /// Since when this worker, if it is the one that dials, has not reached the other one.
+    unreached_since: Option<Instant>,
     /// The latest connection that sent its first frame, a ping, with which the other side
     /// measures the round trip.
     greeted: Option<Connection>,
@@ -99,6 +101,7 @@ impl Peer {
             link_state: Mutex::new(LinkState {
                 channel: Channel::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES, Instant::now()),
                 link_requested: None,
+                unreached_since: None,
                 greeted: None,
                 greeted_at: None,
                 sources: VecDeque::new(),
@@ -142,6 +145,24 @@ impl Peer {
                 .detached()?
                 .max(link_state.link_requested?),
         )
+    }
+
+    /// Records an attempt to dial the other worker, and whether that has accepted a link. It may refuse it later, as
+    /// when it has no session of the lease yet.
+    pub(crate) fn record_dial(&self, is_reached: bool) {
+        let mut link_state = self.link_state();
+        match is_reached {
+            true => link_state.unreached_since = None,
+            false => {
+                let since = &mut link_state.unreached_since;
+                since.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Returns since when this worker has tried to reach the other one in vain.
+    pub(crate) fn unreached_since(&self) -> Option<Instant> {
+        self.link_state().unreached_since
     }
 
     /// Queues `source`, unless the other worker broke a rule.

@@ -15,8 +15,7 @@ use crate::locks::lock;
 /// a ping every 0.5 s.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A worker to which a link that is needed has had no connection for this long is missing. A link that breaks is
-/// usually connected again sooner.
+/// A worker that was dialled in vain for this long is missing. One that starts again is usually there sooner.
 const MISSING_AFTER: Duration = Duration::from_secs(1);
 
 /// The other workers of a lease.
@@ -70,9 +69,13 @@ impl Peers {
         silent.map(|peer| peer.worker).collect()
     }
 
-    /// Returns the workers to which there has been no connection for a while at `now`, although one is needed.
+    /// Returns the workers that this one has dialled in vain for a while at `now`. Of two workers, one dials the other.
     pub(super) fn missing(&self, now: Instant) -> impl Iterator<Item = WorkerId> {
-        self.unreachable(now, MISSING_AFTER).map(|peer| peer.worker)
+        let is_missing = move |peer: &&Arc<Peer>| {
+            let since = peer.unreached_since();
+            since.is_some_and(|since| now.saturating_duration_since(since) >= MISSING_AFTER)
+        };
+        self.peers.iter().filter(is_missing).map(|peer| peer.worker)
     }
 
     /// Returns the workers that have been disconnected for `deadline` at `now`.

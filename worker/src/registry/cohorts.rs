@@ -70,7 +70,7 @@ impl Cohorts {
         cohorts.for_each(|cohort| cohort.silence());
     }
 
-    /// Returns the workers to which cohorts have had no connection for a while at `now`, although they need one.
+    /// Returns the workers that cohorts have dialled in vain for a while at `now`.
     pub(super) fn missing_peers(&self, now: Instant) -> BTreeSet<WorkerId> {
         let cohorts = self.cohorts.iter().filter_map(|cohort| cohort.upgrade());
         let cohorts: Vec<_> = cohorts.collect();
