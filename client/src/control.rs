@@ -88,7 +88,7 @@ struct Control {
     /// The requests to suspend or resume leases that were sent on the present stream.
     standing_calls: HashMap<RequestId, StandingCall>,
     leases: HashMap<LeaseId, HeldLease>,
-    /// What waits, and has a callback for events; empty if the pool explains nothing.
+    /// What waits, and has a callback for events; not used if the pool explains nothing.
     explanations: Explanations,
 }
 

@@ -8,6 +8,10 @@ use tensord_proto::{
 
 use crate::{human, table, tenant_text};
 
+/// The most leases that a program learns which have devices that it needs: a message has room for a few times as many
+/// lines, for the parts of a lease.
+const MAX_HOLDERS: usize = 16;
+
 /// For whom an explanation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
@@ -15,8 +19,8 @@ pub(crate) enum Reader {
         /// The number of leases and requests that wait.
         count: u32,
     },
-    /// The program whose lease or request it is. The text has no lease or request of another tenant, and
-    /// changes only if what is known of the wait does.
+    /// The program whose lease or request it is. The text has no lease or request of another tenant, and not how long
+    /// the program has waited, which it knows.
     Program,
 }
 
@@ -106,7 +110,15 @@ fn device_lines(waiting: &Waiting, reader: Reader) -> Vec<Line> {
         let leased = needed.leased_by.iter().filter(is_shown).map(leased_text);
         let held_back = needed.held_back_for.iter().filter(is_shown);
         let held_back = held_back.map(held_back_text);
-        let holders = leased.chain(held_back).map(|text| ("", text));
+        let holders: Vec<_> = leased.chain(held_back).collect();
+        let shown = match reader {
+            Reader::Administrator { .. } => holders.len(),
+            Reader::Program => holders.len().min(MAX_HOLDERS),
+        };
+        let more = holders.len() - shown;
+        let more = (more > 0).then(|| format!("and {more} more of its tenant"));
+        let holders = holders.into_iter().take(shown).chain(more);
+        let holders = holders.map(|text| ("", text));
         let needed = ("devices", devices_text(needed));
         std::iter::once(needed).chain(holders).collect::<Vec<_>>()
     };

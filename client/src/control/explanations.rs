@@ -1,4 +1,4 @@
-//! When the pool is asked why requests and leases wait. A state machine: the time is an argument.
+//! When explanations are requested of why requests and leases wait. A state machine: the time is an argument.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,26 +8,31 @@ use tensord_proto::{
 };
 use tokio::time::Instant;
 
-/// The shortest time between two questions about one request or lease. The pool leaves out replies while it
-/// is asked too often.
+/// The shortest time between two questions about one request or lease. The pool leaves out replies to
+/// further ones.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The time until the next question while nothing is known to have changed: devices may have been leased or
 /// released meanwhile. Also while the pool does not reply, as a lease that was interrupted may run again.
 const REFRESH: Duration = Duration::from_secs(60);
 
-/// The number of questions without a reply after which the pool is asked less often.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The most questions in a second. The pool answers no more of one program.
+const MAX_PER_SECOND: usize = 4;
+
+/// The number of questions without a reply after which there are fewer questions.
 const MAX_UNANSWERED: u32 = 3;
 
 /// What waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Waiter {
     Request(RequestId),
     Lease(LeaseId),
 }
 
 impl Waiter {
-    /// Returns which request or lease a reply explains, if it says so.
+    /// Returns which request or lease a reply explains, if it names one.
     pub(super) fn of(explained: &WaitExplained) -> Option<Self> {
         Some(match explained.waiter? {
             wait_explained::Waiter::RequestId(id) => Self::Request(RequestId(id)),
@@ -49,8 +54,8 @@ impl Waiter {
 
 #[derive(Debug, Default)]
 struct Wait {
-    /// When the pool was asked last.
-    asked_at: Option<Instant>,
+    /// When the last question was sent.
+    requested_at: Option<Instant>,
     /// Whether it waits for another reason since.
     is_changed: bool,
     /// The number of questions since the last reply.
@@ -60,40 +65,44 @@ struct Wait {
 }
 
 impl Wait {
-    /// Returns when the pool is to be asked next; `None` for at once.
+    /// Returns when the next question is due; `None` for at once.
     fn due_at(&self) -> Option<Instant> {
         let is_soon = match self.unanswered {
             0 => self.is_changed,
             unanswered => unanswered < MAX_UNANSWERED,
         };
         let pause = if is_soon { PAUSE } else { REFRESH };
-        self.asked_at.map(|at| at + pause)
+        self.requested_at.map(|at| at + pause)
     }
 }
 
 /// The requests and leases that wait, and are to be explained.
 #[derive(Debug, Default)]
-pub(super) struct Explanations(HashMap<Waiter, Wait>);
+pub(super) struct Explanations {
+    waits: HashMap<Waiter, Wait>,
+    /// When the present second has begun, and the number of questions since.
+    second: Option<(Instant, usize)>,
+}
 
 impl Explanations {
     /// Records that something waits, or waits for another reason than before.
     pub(super) fn changed(&mut self, waiter: Waiter) {
-        self.0.entry(waiter).or_default().is_changed = true;
+        self.waits.entry(waiter).or_default().is_changed = true;
     }
 
     /// Records that something does not wait any more.
     pub(super) fn remove(&mut self, waiter: Waiter) {
-        self.0.remove(&waiter);
+        self.waits.remove(&waiter);
     }
 
     /// Forgets all, as another scheduler may have other reasons: the pool reports anew what waits.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.waits.clear();
     }
 
     /// Records a reply of the pool, and returns true if it is another one than before.
     pub(super) fn explained(&mut self, waiter: Waiter, explanation: &str) -> bool {
-        let Some(wait) = self.0.get_mut(&waiter) else {
+        let Some(wait) = self.waits.get_mut(&waiter) else {
             return false;
         };
         wait.unanswered = 0;
@@ -104,21 +113,38 @@ impl Explanations {
         is_new
     }
 
-    /// Returns about which to ask at `now`, and records the questions.
+    /// Returns what questions are due about at `now`, and records these: first what had its last one longest ago.
     pub(super) fn take_due(&mut self, now: Instant) -> Vec<Waiter> {
-        let due = self.0.iter_mut();
-        let due = due.filter(|(_, wait)| wait.due_at().is_none_or(|at| at <= now));
-        let ask = |(waiter, wait): (&Waiter, &mut Wait)| {
-            (wait.asked_at, wait.is_changed) = (Some(now), false);
-            wait.unanswered += 1;
-            *waiter
+        let (begun, sent) = match self.second {
+            Some((begun, sent)) if now < begun + SECOND => (begun, sent),
+            _ => (now, 0),
         };
-        due.map(ask).collect()
+        let due = self.waits.iter();
+        let due = due.filter(|(_, wait)| wait.due_at().is_none_or(|at| at <= now));
+        let mut due: Vec<_> = due
+            .map(|(waiter, wait)| (wait.requested_at, *waiter))
+            .collect();
+        due.sort_unstable();
+        due.truncate(MAX_PER_SECOND - sent);
+        self.second = Some((begun, sent + due.len()));
+        let due = due.into_iter().map(|(_, waiter)| waiter);
+        due.inspect(|waiter| {
+            if let Some(wait) = self.waits.get_mut(waiter) {
+                (wait.requested_at, wait.is_changed) = (Some(now), false);
+                wait.unanswered += 1;
+            }
+        })
+        .collect()
     }
 
     /// Returns when [`take_due`](Self::take_due) returns something next, if nothing changes.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.0.values().filter_map(Wait::due_at).min()
+        let full_until = self.second.filter(|(_, sent)| *sent >= MAX_PER_SECOND);
+        let full_until = full_until.map(|(begun, _)| begun + SECOND);
+        let waits = self.waits.values();
+        // Those without a question so far are due at once, or when there is room.
+        let due = waits.filter_map(|wait| wait.due_at().or(full_until)).min();
+        due.map(|due| due.max(full_until.unwrap_or(due)))
     }
 }
 
@@ -129,7 +155,7 @@ mod tests {
     const REQUEST: Waiter = Waiter::Request(RequestId(1));
 
     #[test]
-    fn what_waits_is_asked_about_at_once_and_then_at_intervals() {
+    fn questions_are_sent_at_once_and_then_at_intervals() {
         let (mut explanations, start) = (Explanations::default(), Instant::now());
         assert_eq!(explanations.next_due(), None);
         explanations.changed(REQUEST);
@@ -151,21 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn pool_that_does_not_reply_is_asked_less_often() {
+    fn pool_that_does_not_reply_gets_fewer_questions() {
         let (mut explanations, start) = (Explanations::default(), Instant::now());
         explanations.changed(REQUEST);
-        let mut asked_at = start;
+        let mut requested_at = start;
         for _ in 1..MAX_UNANSWERED {
-            assert_eq!(explanations.take_due(asked_at), [REQUEST]);
-            asked_at += PAUSE;
-            assert_eq!(explanations.next_due(), Some(asked_at));
+            assert_eq!(explanations.take_due(requested_at), [REQUEST]);
+            requested_at += PAUSE;
+            assert_eq!(explanations.next_due(), Some(requested_at));
         }
-        assert_eq!(explanations.take_due(asked_at), [REQUEST]);
-        assert_eq!(explanations.next_due(), Some(asked_at + REFRESH));
+        assert_eq!(explanations.take_due(requested_at), [REQUEST]);
+        assert_eq!(explanations.next_due(), Some(requested_at + REFRESH));
     }
 
     #[test]
-    fn change_between_question_and_reply_is_asked_about_again() {
+    fn change_between_question_and_reply_causes_another_question() {
         let (mut explanations, start) = (Explanations::default(), Instant::now());
         let lease = Waiter::Lease(LeaseId(2));
         explanations.changed(lease);
@@ -173,5 +199,27 @@ mod tests {
         explanations.changed(lease);
         assert!(explanations.explained(lease, "before the change"));
         assert_eq!(explanations.next_due(), Some(start + PAUSE));
+    }
+
+    #[test]
+    fn all_are_explained_in_turn_by_a_pool_that_answers_few() {
+        let (mut explanations, mut now) = (Explanations::default(), Instant::now());
+        let all = (0..100).map(|id| Waiter::Request(RequestId(id)));
+        all.clone().for_each(|waiter| explanations.changed(waiter));
+        let mut explained = Vec::new();
+        for _ in 0..25 {
+            let due = explanations.take_due(now);
+            assert_eq!(due.len(), MAX_PER_SECOND);
+            for waiter in due {
+                assert!(explanations.explained(waiter, "text"));
+                explained.push(waiter);
+            }
+            assert!(explanations.take_due(now).is_empty());
+            let next = explanations.next_due().unwrap();
+            assert_eq!(next, now + SECOND);
+            now = next;
+        }
+        explained.sort_unstable();
+        assert!(explained.into_iter().eq(all));
     }
 }

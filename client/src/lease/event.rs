@@ -33,8 +33,8 @@ pub enum LeaseEvent {
         reason: String,
     },
     /// Why the request or the lease waits, in full: follows [`Queued`](Self::Queued) and
-    /// [`Waiting`](Self::Waiting), at once in a pool that is not busy, and again, up to once in five seconds, when
-    /// the text changes.
+    /// [`Waiting`](Self::Waiting), at once in a pool that is not busy, and again when the text changes: within five
+    /// seconds of such an event, and otherwise within a minute, as the devices of others and estimates change.
     Explained {
         /// The lines that `tensord why` shows to administrators, without what other tenants have: what it waits
         /// for, by which rule others come before it, what its tenant has and may have, how the suitable

@@ -77,9 +77,9 @@ request 000000000000009b of tenant research (token program) waits for 2 devices 
   position   2 of 2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
   tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
-         lease 000000000000009c of tenant research (token ci) has 4 devices
-         lease 000000000000009d of tenant research (token night) has 2 devices
-         1 held back for lease or request 000000000000009a of tenant research (token ci), which needs more
+             lease 000000000000009c of tenant research (token ci) has 4 devices
+             lease 000000000000009d of tenant research (token night) has 2 devices
+             1 held back for lease or request 000000000000009a of tenant research (token ci), which needs more
   may end if a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
@@ -137,8 +137,8 @@ request 000000000000009b of tenant research (token program) waits for 50 % of 1 
   waited     1 min 1 s
   position   2 of 2; the tenant with the least present and past use, by weight, is next; a later request that fits need not wait
   devices    50 % of a device; suitable: 2 leased
-         lease 000000000000009c of tenant research (token ci) has 62.5 % of a device
-         lease 000000000000009d of tenant research (token night) has 1 device
+             lease 000000000000009c of tenant research (token ci) has 62.5 % of a device
+             lease 000000000000009d of tenant research (token night) has 1 device
   may end if a lease with suitable devices ends or is suspended, or a worker with such devices joins
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";
@@ -184,7 +184,7 @@ request 000000000000009b waits for 2 devices of kind cuda with 40.0 GiB each
   tenant     research has 3 cuda with 240.0 GiB in 2 leases; guaranteed 4 cuda; limit 8 cuda, 2 flex, 640 GiB; past use 12 %; weight 2
   reserved   some devices are for a request, which comes first and has waited for long; a durable lease on devices of one kind could have them meanwhile
   devices    2 devices; suitable: 1 free, 6 leased, 1 held back, 1 out of service
-         lease 000000000000009c of tenant research (token ci) has 4 devices
+             lease 000000000000009c of tenant research (token ci) has 4 devices
   may end if the request for which devices are reserved gets some, or ends, or a lease with suitable devices ends or is suspended, or a lease or request for which devices are held back gets others, or ends, or a device is in service again, or a worker with such devices joins
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";

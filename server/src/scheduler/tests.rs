@@ -8,6 +8,7 @@ mod apply;
 mod audit;
 mod credentials;
 mod enrolment;
+mod explanations;
 mod grants;
 mod leases;
 mod peers;
