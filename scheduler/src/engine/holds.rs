@@ -9,6 +9,7 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use itertools::Itertools as _;
 use tensord_proto::ids::LeaseId;
 
 use super::Engine;
@@ -309,15 +310,15 @@ impl Engine {
     /// Returns so many of the requests beyond guarantees that are next, other than those for spot leases.
     fn first_in_order(&self, count: usize) -> Vec<LeaseId> {
         let tenants = self.tenants_in_order().into_values();
-        let heads = tenants.flat_map(|requests| {
+        let of_tenants = tenants.flat_map(|requests| {
             let heads = requests.heads().iter();
-            heads.map(move |(head, shape)| (requests, head, shape))
+            let by_shape = heads.map(move |(head, shape)| {
+                let of_shape = requests.of_shape(shape);
+                of_shape.skip_while(move |rank| rank < head)
+            });
+            by_shape.kmerge()
         });
-        let first = heads.flat_map(|(requests, head, shape)| {
-            let of_shape = requests.of_shape(shape);
-            of_shape.skip_while(move |rank| rank < head)
-        });
-        let first = first.take(count);
+        let first = of_tenants.take(count);
         first.map(|rank| rank.lease).collect()
     }
 

@@ -542,3 +542,31 @@ fn a_reservation_has_no_bound_while_an_earlier_request_counts_in_the_limit() {
     ];
     check_with_policy(1, ops);
 }
+
+/// Two requests of a tenant wait for devices that are being released, and a third one, of the same shape as the first,
+/// comes later. It does not come before the second, for which a spot lease would have to make room then.
+#[test]
+fn requests_of_one_shape_do_not_come_before_an_earlier_one_of_another() {
+    let flex = || durable(1, "flex");
+    let spot = || Demand {
+        is_spot: true,
+        ..flex()
+    };
+    let for_a_second = Demand {
+        max_duration: Some(Duration::from_secs(1)),
+        ..flex()
+    };
+    let ops = [
+        request(0, flex()),
+        request(1, durable(3, "flex")),
+        Op::Release { client: 1, nth: 1 },
+        request(0, spot()),
+        Op::AllKept,
+        request(0, flex()),
+        request(0, for_a_second),
+        Op::Wait { millis: 10_000 },
+        request(0, spot()),
+        request(1, flex()),
+    ];
+    check_with_policy(2, ops);
+}
