@@ -19,7 +19,7 @@ fn lease(cluster: &Cluster, kind: &str) -> Lease {
     cluster.pool().lease(request).unwrap()
 }
 
-fn is_close(ours: &[f32], undisturbed: &[f32]) -> bool {
+pub(super) fn is_close(ours: &[f32], undisturbed: &[f32]) -> bool {
     let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE * b.abs().max(1.0);
     ours.len() == undisturbed.len() && ours.iter().zip(undisturbed).all(is_close)
 }

@@ -7,4 +7,5 @@ mod indices;
 mod isolation;
 mod leases;
 mod leftovers;
+mod shares;
 mod suite;
