@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn all_are_explained_in_turn_by_a_pool_that_answers_few() {
         let (mut explanations, mut now) = (Explanations::default(), Instant::now());
-        let all = (0..100).map(|id| Waiter::Request(RequestId(id)));
-        all.clone().for_each(|waiter| explanations.changed(waiter));
+        let all: Vec<_> = (0..100).map(|id| Waiter::Request(RequestId(id))).collect();
+        all.iter().for_each(|waiter| explanations.changed(*waiter));
         let mut explained = Vec::new();
         for _ in 0..25 {
             let due = explanations.take_due(now);
@@ -216,10 +216,12 @@ mod tests {
             }
             assert!(explanations.take_due(now).is_empty());
             let next = explanations.next_due().unwrap();
-            assert_eq!(next, now + SECOND);
+            if explained.len() < all.len() {
+                assert_eq!(next, now + SECOND);
+            }
             now = next;
         }
         explained.sort_unstable();
-        assert!(explained.into_iter().eq(all));
+        assert_eq!(explained, all);
     }
 }
