@@ -115,6 +115,7 @@ async fn keep_connected(
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                 Err(ConnectionEnd::Lost("the worker did not answer".into()))
             }
+            never = report_unreachable(&current, reach.last_received), if reach.must_answer(&current) => match never {},
             Ok(()) = destination.changed() => continue,
         };
         let ended = match connected {
@@ -270,6 +271,12 @@ impl Reach {
         *self.lock_last_dialled() = Instant::now();
     }
 
+    /// Returns whether the worker cannot be reached, either, while it accepts links and answers none: the session was
+    /// there, and need not be restored, which may take long.
+    fn must_answer(&self, destination: &Destination) -> bool {
+        !self.is_moving && !destination.is_interrupted()
+    }
+
     /// Returns when the worker was there last.
     fn last_there(&self) -> Instant {
         self.last_received.max(*self.lock_last_dialled())
@@ -384,8 +391,8 @@ struct Connected {
     is_restored: bool,
 }
 
-/// Connects to a worker, and reports to the pool for how long it cannot be reached. It is there once it has accepted a
-/// link, however long it then takes to restore the session.
+/// Dials a worker, and reports to the pool for how long it cannot be reached. If the session is to be restored there, it
+/// is there once it has accepted a link, however long that takes then.
 async fn dial(
     destination: &Destination,
     reach: &Reach,
@@ -403,7 +410,7 @@ async fn dial(
             Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
         }
     };
-    let is_reported = !destination.is_interrupted();
+    let is_reported = !destination.is_interrupted() && !reach.must_answer(destination);
     let dialled = tokio::select! {
         dialled = dialling => dialled,
         never = report_unreachable(destination, reach.last_there()), if is_reported => match never {},
