@@ -7,7 +7,7 @@
 //! `engine/victims.rs`, `engine/own_spot.rs`, `engine/holds.rs` and `engine/reservations.rs`, what is reclaimed
 //! for leases in `engine/spot.rs`, idle leases in `engine/idle.rs`,
 //! and leases that outlive their worker in `engine/durable.rs`, `engine/keeper_choice.rs`, `engine/moves.rs`,
-//! `engine/interruptions.rs` and `engine/suspension.rs`.
+//! `engine/interruptions.rs`, `engine/unreachable.rs` and `engine/suspension.rs`.
 //!
 //! Invariants after every event:
 //! - Leases have no more of a device than there is: one has all of it, or several have shares of it. No lease

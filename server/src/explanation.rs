@@ -1,4 +1,4 @@
-//! Why a lease or request waits, in words: for `tensord why`, and for the program whose it is.
+//! Why a lease or request waits, in words: for `tensord why`, and for the program that owns it.
 
 use tensord_proto::{
     ids::LeaseId,
@@ -8,8 +8,8 @@ use tensord_proto::{
 
 use crate::{human, table, tenant_text};
 
-/// The most leases that a program learns which have devices that it needs: a message has room for a few times as many
-/// lines, for the parts of a lease.
+/// The most holders of suitable devices that a program is shown for each part of what it needs. With more lines, the
+/// last ones would be cut off, which have what ends the wait.
 const MAX_HOLDERS: usize = 16;
 
 /// For whom an explanation is.
@@ -19,7 +19,7 @@ pub(crate) enum Reader {
         /// The number of leases and requests that wait.
         count: u32,
     },
-    /// The program whose lease or request it is. The text has no lease or request of another tenant, and not how long
+    /// The program that owns the lease or request. The text has no lease or request of another tenant, and not how long
     /// the program has waited, which it knows.
     Program,
 }
@@ -125,7 +125,7 @@ fn device_lines(waiting: &Waiting, reader: Reader) -> Vec<Line> {
     waiting.needs.iter().flat_map(of_needed).collect()
 }
 
-/// Returns what keeps a lease besides, and what ends the wait, and when.
+/// Returns what else a lease waits for, what ends the wait, and when.
 fn end_lines(waiting: &Waiting) -> Vec<Line> {
     let mut lines = Vec::new();
     if waiting.client_away {

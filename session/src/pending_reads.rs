@@ -44,7 +44,7 @@ pub(super) type BrokenRule = String;
 pub(super) enum BadAnswer {
     /// The worker broke this rule.
     BrokeRule(BrokenRule),
-    /// The answer differs from the first one, as this text says.
+    /// The answer differs from the first one; the text names the read.
     Diverged(String),
 }
 

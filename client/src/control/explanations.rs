@@ -113,7 +113,8 @@ impl Explanations {
         is_new
     }
 
-    /// Returns what questions are due about at `now`, and records these: first what had its last one longest ago.
+    /// Returns the requests and leases about which questions are due at `now`, and records the questions. Those come
+    /// first whose last question was sent longest ago.
     pub(super) fn take_due(&mut self, now: Instant) -> Vec<Waiter> {
         let (begun, sent) = match self.second {
             Some((begun, sent)) if now < begun + SECOND => (begun, sent),

@@ -57,8 +57,8 @@ struct WatchedSession {
 }
 
 impl LeaseWatch {
-    /// Creates the watch of a lease. Its sessions add it to `unreachable` while they cannot reach its
-    /// workers, and to `used` when the program uses them although the lease is suspended, as it was idle.
+    /// Creates the watch of a lease. Its sessions report the workers that they cannot reach to `unreachable`, and the
+    /// lease to `used` when the program uses them although the lease is suspended, as it was idle.
     pub(crate) fn new(
         lease: LeaseId,
         unreachable: Arc<UnreachableWorkers>,

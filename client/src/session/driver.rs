@@ -271,8 +271,8 @@ impl Reach {
         *self.lock_last_dialled() = Instant::now();
     }
 
-    /// Returns whether the worker cannot be reached, either, while it accepts links and answers none: the session was
-    /// there, and need not be restored, which may take long.
+    /// Returns whether a worker that accepts a link and does not answer counts as unreachable. It does unless the session
+    /// is to be restored there, which may take long.
     fn must_answer(&self, destination: &Destination) -> bool {
         !self.is_moving && !destination.is_interrupted()
     }
@@ -391,8 +391,8 @@ struct Connected {
     is_restored: bool,
 }
 
-/// Dials a worker, and reports to the pool for how long it cannot be reached. If the session is to be restored there, it
-/// is there once it has accepted a link, however long that takes then.
+/// Dials a worker. If the session is to be restored there, reports to the pool while no link is accepted; otherwise the
+/// caller reports until the session is open.
 async fn dial(
     destination: &Destination,
     reach: &Reach,
@@ -410,7 +410,7 @@ async fn dial(
             Track::Bulk => dialer.dial_bulk(address, trust, DIAL_DEADLINE).await,
         }
     };
-    let is_reported = !destination.is_interrupted() && !reach.must_answer(destination);
+    let is_reported = reach.is_moving && !destination.is_interrupted();
     let dialled = tokio::select! {
         dialled = dialling => dialled,
         never = report_unreachable(destination, reach.last_there()), if is_reported => match never {},

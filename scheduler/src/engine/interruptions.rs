@@ -118,14 +118,24 @@ impl Engine {
         }
     }
 
+    /// Returns the parts in which a lease that runs could be suspended and go on from its snapshots, if its client is
+    /// attached and could go on, too.
+    pub(super) fn restorable_parts(
+        &self,
+        id: LeaseId,
+        lease: &Lease,
+    ) -> Option<Vec<SuspendedPart>> {
+        let is_running = lease.standing == Standing::Running && lease.is_restorable;
+        if !is_running || self.attached_owner(id).is_none() {
+            return None;
+        }
+        self.suspended_parts(lease, true).ok()
+    }
+
     /// Returns whether a lease that runs could go on at once without those of its workers that drain or
     /// have no stream: its client is attached, and their keepers have the snapshots and free devices.
     pub(super) fn can_go_on_now(&self, id: LeaseId, lease: &Lease) -> bool {
-        let is_running = lease.standing == Standing::Running && lease.is_restorable;
-        if !is_running || self.attached_owner(id).is_none() {
-            return false;
-        }
-        let Ok(parts) = self.suspended_parts(lease, true) else {
+        let Some(parts) = self.restorable_parts(id, lease) else {
             return false;
         };
         let candidates = parts.iter().map(|part| {

@@ -13,7 +13,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use super::Engine;
 use super::assignment::assign;
-use crate::lease::{Exclusion, Lease, Standing, Unreachable};
+use crate::lease::{Exclusion, Lease, Unreachable};
 use crate::reason::EndReason;
 
 /// How long a lease does not come back to a worker that its client, or another of its workers, could not reach. It
@@ -79,8 +79,8 @@ impl Engine {
         now.saturating_since(report.since) >= self.options.unreachable_timeout
     }
 
-    /// Moves a lease whose client cannot reach its only worker, for long or not, if the scheduler cannot either, or it is
-    /// for long.
+    /// Moves a lease whose client cannot reach its only worker: at once if the scheduler has no stream from the worker
+    /// either, and otherwise when the client has not reached it for long.
     fn leave_only_worker(&mut self, id: LeaseId, is_long: bool) {
         let Some(lease) = self.leases.get(id) else {
             return;
@@ -168,11 +168,7 @@ impl Engine {
     /// Returns whether a lease on several workers that runs could go on without one of them: its part there at a
     /// worker with free devices that has the snapshots or can get them from another one, and all others where they are.
     fn can_go_on_without(&self, id: LeaseId, lease: &Lease, left: WorkerId) -> bool {
-        let is_running = lease.standing == Standing::Running && lease.is_restorable;
-        if !is_running || self.attached_owner(id).is_none() {
-            return false;
-        }
-        let Ok(parts) = self.suspended_parts(lease, true) else {
+        let Some(parts) = self.restorable_parts(id, lease) else {
             return false;
         };
         let candidates = parts.iter().map(|part| {

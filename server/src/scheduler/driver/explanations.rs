@@ -1,4 +1,4 @@
-//! Why requests and leases wait, for the programs whose they are.
+//! Explains to programs why their requests and leases wait.
 
 use std::{
     collections::HashMap,

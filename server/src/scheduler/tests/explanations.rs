@@ -1,4 +1,4 @@
-//! Why requests and leases wait is explained to the programs whose they are, and to nobody else.
+//! A wait is explained to the program that owns the request or lease, and to nobody else.
 
 use tensord_proto::v1::{
     ChangeStanding, DeviceFingerprint, Durability, ExplainWait, Heartbeat, KeptLease, MarkPlaced,
