@@ -6,7 +6,8 @@
 //!
 //! A request may get the devices that a lease has left for another one, for example if it is within a guarantee only
 //! since that lease was suspended. Then there is one request less that waits, and one that leases may make room for
-//! again: the potential stays. And a request that comes first may hold such devices back, once there will be enough for
+//! again: the potential stays. If the devices were left for a lease, the potential falls: one request less waits, and
+//! there is one lease more for which others may make room again. And a request that comes first may hold such devices back, once there will be enough for
 //! it. Each request may do so once: if it did so again and again, others would make room for ever.
 //!
 //! Each time that the engine suspends leases, or ends them, for something that waits, the potential falls: a request
@@ -35,7 +36,7 @@ pub(super) struct Trades {
     awaited: BTreeSet<LeaseId>,
     /// The requests that waited after the last event.
     requests: BTreeSet<LeaseId>,
-    /// How many requests may have got room that was made for others which still wait.
+    /// How many requests may have got room that was made for other requests, or for leases, which still wait.
     overtaken: usize,
     /// How often requests that wait may have held back room that was made for others.
     held_up: usize,
@@ -149,10 +150,15 @@ impl Trades {
         self.requests.clone_from(requests);
         let waits = |it: &LeaseId| requests.contains(it) || leases.contains(it);
         self.awaited.retain(waits);
+        self.overtaken = self.overtaken.min(self.awaited.len());
         let requests_awaited = self.awaited.intersection(requests).count();
-        self.overtaken = self.overtaken.min(requests_awaited);
+        let requests_overtaken = self.overtaken.min(requests_awaited);
+        let leases_overtaken = self.overtaken - requests_overtaken;
         let others = |all: &BTreeSet<LeaseId>| all.difference(&self.awaited).count();
-        let potential = (others(requests) + self.overtaken, others(leases));
+        let potential = (
+            others(requests) + requests_overtaken,
+            others(leases) + leases_overtaken,
+        );
         let before = std::mem::replace(&mut self.potential, potential);
         if has_changed {
             return;
@@ -456,6 +462,30 @@ fn a_lease_counts_on_the_device_that_it_leaves() {
     check_with_policy(1, ops);
 }
 
+/// A spot lease makes room for a lease that was suspended for a request within a guarantee. Another request has waited
+/// for as long, and gets its reservation, and with it that room, once the first has its devices. So the next spot lease
+/// makes room for the lease.
+#[test]
+fn a_request_with_a_reservation_gets_the_room_that_was_made_for_a_lease() {
+    let flex = || request(0, 1, "flex");
+    let ops = [
+        request(0, 1, "vulkan").op(),
+        request(2, 1, "flex").op(),
+        Op::SetPolicy { which: 1 },
+    ]
+    .into_iter()
+    .chain(rest())
+    .chain([
+        request(0, 1, "vulkan").op(),
+        request(0, 3, "flex").spot(),
+        flex().op(),
+    ])
+    .chain((0..2).flat_map(|_| rest()))
+    .chain([flex().spot(), flex().op(), request(2, 1, "flex").op()])
+    .chain((0..5).flat_map(|_| rest()));
+    check_with_policy(3, ops);
+}
+
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
 type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
 
@@ -520,6 +550,28 @@ fn a_request_may_get_the_room_that_was_made_for_another_one() {
         (&[], &[8, 9], &[]),
         (&[(1, 8)], &[8], &[1]),
         (&[(2, 8)], &[8], &[1]),
+    ]);
+}
+
+#[test]
+fn a_request_may_get_the_room_that_was_made_for_a_lease() {
+    check_steps(&[
+        (&[], &[9], &[1]),
+        (&[(3, 1)], &[9], &[1]),
+        (&[], &[], &[1]),
+        (&[(4, 1)], &[], &[1]),
+    ]);
+}
+
+#[test]
+#[should_panic(expected = "the potential stays (0, 0)")]
+fn leases_that_make_room_twice_for_a_lease_that_one_request_overtook_are_found() {
+    check_steps(&[
+        (&[], &[9], &[1]),
+        (&[(3, 1)], &[9], &[1]),
+        (&[], &[], &[1]),
+        (&[(4, 1)], &[], &[1]),
+        (&[(5, 1)], &[], &[1]),
     ]);
 }
 
