@@ -218,6 +218,8 @@ impl Engine {
                 ..
             }
         );
+        // Otherwise one could be suspended instead, and go on only to end.
+        self.end_leases_whose_time_is_over();
         match event {
             Event::Tick => self.tick(),
             Event::Gap { since } => self.resume_after(since),
@@ -349,7 +351,6 @@ impl Engine {
                 self.end_lease(id, self.overdue_reason(id));
             }
         }
-        self.end_leases_whose_time_is_over();
         self.give_up_recorded_workers();
         self.leases.forget_ended(self.now);
     }

@@ -41,6 +41,54 @@ fn time_does_not_run_while_a_lease_is_suspended() {
     check(steps);
 }
 
+/// The scheduler was stopped when the time was over, and a request of the tenant needs what is left of its limit.
+#[test]
+fn lease_whose_time_was_over_in_a_gap_is_not_suspended() {
+    let limit = TenantLimit {
+        devices: BTreeMap::from([("flex".into(), 1)]),
+        ..TenantLimit::default()
+    };
+    let policy = TenantPolicy {
+        limit,
+        ..TenantPolicy::default()
+    };
+    let spot = request_for(
+        1,
+        1,
+        Demand {
+            durability: Durability::Auto,
+            max_duration: Some(Duration::from_secs(10)),
+            is_spot: true,
+            ..demand_of(1, Some("flex"))
+        },
+    );
+    let policy = Policy::from([(TENANT.into(), policy)]);
+    let since = Timestamp::from_millis(2_000);
+    let steps = [
+        (0, Event::SetPolicy { policy }, vec![]),
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (1_000, spot, vec![granted_exact(1, 1, 1, 0)]),
+        (1_001, restorable(1, 10, true), vec![]),
+        (1_002, kept(1, &[(10, 1)]), vec![]),
+        (
+            2_000,
+            request(1, 2, 1),
+            vec![queued_for(1, 2, 1, WaitReason::TenantLimit)],
+        ),
+        (
+            11_000,
+            Event::Gap { since },
+            vec![
+                end_lease(1, 10),
+                ended(1, 10, EndReason::TimeOver),
+                queued(1, 2, 1),
+            ],
+        ),
+    ];
+    check(steps);
+}
+
 /// The client shows the scheduler how much time was left when its token was signed.
 #[test]
 fn time_goes_on_after_a_restart() {
