@@ -741,8 +741,7 @@ impl World {
         if let Some(leases) = &mut self.leases {
             leases.retain(|_, lease| {
                 let absent_until = lease.absent_since.map(|since| since + 30_000);
-                let ends = absent_until.into_iter().chain(lease.lost_until);
-                let mut ends = ends.chain(lease.time_over_at());
+                let mut ends = absent_until.into_iter().chain(lease.lost_until);
                 ends.all(|at| now < at)
             });
         }

@@ -570,3 +570,37 @@ fn requests_of_one_shape_do_not_come_before_an_earlier_one_of_another() {
     ];
     check_with_policy(2, ops);
 }
+
+/// A spot lease makes room for the last of four requests. One of these, of another shape, comes before the last, which is
+/// of the shape of the first.
+#[test]
+fn request_of_another_shape_comes_before_the_last_for_which_a_spot_lease_makes_room() {
+    let flex = || durable(1, "flex");
+    let later = |demand| Op::Request {
+        client: 0,
+        demand,
+        priority: -1,
+    };
+    let ops = [
+        request(1, durable(3, "flex")),
+        Op::Attach {
+            client: 0,
+            give_up: 0,
+            outdated: 0,
+        },
+        request(0, durable(1, "vulkan")),
+        request(1, for_seconds(1, flex())),
+        Op::Release { client: 1, nth: 19 },
+        request(0, as_spot(flex())),
+        request(1, flex()),
+        later(Demand {
+            may_end: true,
+            ..durable(2, "flex")
+        }),
+        request(0, flex()),
+        Op::AllKept,
+        later(flex()),
+        Op::Wait { millis: 10_000 },
+    ];
+    check_with_policy(2, ops);
+}

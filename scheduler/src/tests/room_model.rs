@@ -8,7 +8,7 @@ use super::share_model::needs_of;
 use super::world::{SimLease, SimRequest, World, meets_demand, tenant_of};
 use super::*;
 use crate::Amounts;
-use crate::device::{Shape, Share};
+use crate::device::Share;
 
 /// Why leases may be suspended for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,23 +56,11 @@ impl World {
         // The last spot lease may have ended in this event.
         let has_spot = self.victims.iter().any(|it| it.lease.is_spot);
         let before_spot = match has_spot || self.engine.has_spot_or_requests() {
-            true => self.by_shape(others),
+            true => others,
             false => Vec::new(),
         };
         let before_spot = before_spot.into_iter().map(|at| (at, Right::Spot));
         guaranteed.chain(reserved).chain(before_spot).collect()
-    }
-
-    /// Returns these requests with those of a tenant and shape one after the other.
-    fn by_shape(&self, requests: Vec<usize>) -> Vec<usize> {
-        let key = |at: usize| {
-            let waiting = &self.waiting[at];
-            (tenant_of(waiting.client), Shape::of(&waiting.demand))
-        };
-        let first = |at: usize| requests.iter().position(|it| key(*it) == key(at));
-        let mut ordered = requests.clone();
-        ordered.sort_by_key(|at| first(*at));
-        ordered
     }
 
     fn claimant(&self, at: usize, right: Right) -> Claimant<'_> {

@@ -325,6 +325,7 @@ impl World {
     /// Sends an event to the engine, applies the commands to the world and checks the
     /// invariants.
     pub(super) fn send(&mut self, event: Event) {
+        self.end_leases_whose_time_is_over();
         for waiting in &mut self.waiting {
             waiting.is_reported_now = false;
         }
@@ -395,6 +396,14 @@ impl World {
             _ => None,
         });
         granted.collect()
+    }
+
+    fn end_leases_whose_time_is_over(&mut self) {
+        let now = self.now;
+        let is_over = |lease: &mut SimLease| lease.time_over_at().is_some_and(|at| at <= now);
+        if let Some(leases) = &mut self.leases {
+            leases.retain(|_, lease| !is_over(lease));
+        }
     }
 
     pub(super) fn send_worker(&mut self, i: usize, event: WorkerEvent) {
