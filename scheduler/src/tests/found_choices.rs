@@ -1,6 +1,6 @@
 //! Further sequences of events that the property tests have found: which leases make room for others, and which wait.
 
-use super::property::{Op, check_with_policy, request};
+use super::property::{Op, check_any, check_with_policy, request};
 use super::*;
 
 /// Devices of a kind for a lease that can be suspended.
@@ -603,4 +603,44 @@ fn request_of_another_shape_comes_before_the_last_for_which_a_spot_lease_makes_r
         Op::Wait { millis: 10_000 },
     ];
     check_with_policy(2, ops);
+}
+
+/// A request has a reservation when a lease passes it that may end. That one and a spot lease end for the request, and not
+/// a lease with as many devices that may end, too: it had these before.
+#[test]
+fn lease_from_before_the_reservation_does_not_end_for_it() {
+    let off = |devices, kind: Option<&str>| Demand {
+        durability: Durability::Off,
+        ..demand_of(devices, kind)
+    };
+    let may_end = |devices| Demand {
+        may_end: true,
+        ..off(devices, None)
+    };
+    let for_any = Demand {
+        durability: Durability::Continue,
+        ..demand_of(7, None)
+    };
+    let broken = |worker, device| Op::ToggleBroken { worker, device };
+    let join = |worker| Op::Join {
+        worker,
+        changed: false,
+    };
+    let ops = [
+        request(0, off(1, None)),
+        request(0, off(1, Some("cuda"))),
+        request(1, may_end(3)),
+        Op::WorkerDisconnected { worker: 2 },
+        Op::WorkerLeft { worker: 2 },
+        Op::ClientDisconnected { client: 0 },
+        broken(3, 0),
+        request(1, as_spot(off(1, Some("flex")))),
+        broken(0, 1),
+        request(1, for_any),
+        join(2),
+        Op::Suspend { millis: 5_000 },
+        request(1, may_end(1)),
+        Op::Oversleep { millis: 30_000 },
+    ];
+    check_any(ops.into());
 }

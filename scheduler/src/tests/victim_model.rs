@@ -219,7 +219,8 @@ impl World {
                 return false;
             }
             let is_victim = self.victims.iter().any(|it| it.id == **id);
-            let ends = may_end && self.may_end_now(**id, lease) && self.is_borrowed(**id);
+            let may_end_now = || self.may_end_now(**id, lease) && self.is_borrowed(**id);
+            let ends = may_end && gives_way_to(claimant, lease) && may_end_now();
             let is_free_to_go = ends || self.makes_room_for(claimant, **id, lease);
             !is_victim && (lease.is_spot || !only_spot) && is_free_to_go
         });
@@ -233,16 +234,9 @@ impl World {
         id: LeaseId,
         lease: &SimLease,
     ) -> bool {
-        let is_other = tenant_of(lease.client) != tenant_of(claimant.waiting.client);
-        let has_passed = lease.passed.contains(&claimant.waiting.lease);
-        let is_for = match claimant.right {
-            Right::Guarantee => is_other || has_passed,
-            Right::Reservation => has_passed,
-            Right::Spot => false,
-        };
         match lease.is_spot {
             true => self.is_spot_due(id, lease),
-            false => is_for && self.is_suspendable(id, lease),
+            false => gives_way_to(claimant, lease) && self.is_suspendable(id, lease),
         }
     }
 
@@ -324,6 +318,17 @@ impl World {
             common.min(other.waiting.demand.devices as usize)
         });
         enough.len() >= waiting.demand.devices as usize + taken.sum::<usize>()
+    }
+}
+
+/// Returns whether a lease that is borrowed, and no spot lease, makes room for a request if it can.
+fn gives_way_to(claimant: &Claimant<'_>, lease: &SimLease) -> bool {
+    let is_other = tenant_of(lease.client) != tenant_of(claimant.waiting.client);
+    let has_passed = lease.passed.contains(&claimant.waiting.lease);
+    match claimant.right {
+        Right::Guarantee => is_other || has_passed,
+        Right::Reservation => has_passed,
+        Right::Spot => false,
     }
 }
 
