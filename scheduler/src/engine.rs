@@ -218,8 +218,6 @@ impl Engine {
                 ..
             }
         );
-        // Otherwise one could be suspended instead, and go on only to end.
-        self.end_leases_whose_time_is_over();
         match event {
             Event::Tick => self.tick(),
             Event::Gap { since } => self.resume_after(since),
@@ -251,6 +249,8 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
+        // Otherwise one could be suspended for others, and go on only to end.
+        self.end_leases_whose_time_is_over();
         // Workers report often, and mostly nothing new.
         if !(is_report && self.is_settled()) {
             self.place();

@@ -123,3 +123,30 @@ fn time_goes_on_after_a_restart() {
     ];
     check(steps);
 }
+
+/// Workers come back within the window in which leases from before a restart are adopted, which the gap extends. One that
+/// has ended by then is not adopted.
+#[test]
+fn lease_whose_time_was_over_in_a_gap_is_not_adopted() {
+    let since = Timestamp::from_millis(20_000);
+    let steps = [
+        (0, join(1, &[exact(16)]), vec![]),
+        (0, attach(1), vec![]),
+        (
+            20_000,
+            lasting(1, 1, Durability::Off, 1),
+            vec![granted_exact(1, 1, 1, 0)],
+        ),
+        (
+            21_000,
+            Event::Gap { since },
+            vec![end_lease(1, 10), ended(1, 10, EndReason::TimeOver)],
+        ),
+        (
+            21_000,
+            join_holding(1, &[exact(16)], &[(10, 0)]),
+            vec![end_lease(1, 10)],
+        ),
+    ];
+    check(steps);
+}
