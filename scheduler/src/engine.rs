@@ -249,7 +249,8 @@ impl Engine {
                 event,
             } => self.client_event(client, stream, event),
         }
-        // Otherwise one could be suspended for others, and go on only to end.
+        // After the event, as a gap extends the time in which ended leases are recorded; and before others get devices,
+        // as a lease that was suspended for them now would go on later only to end.
         self.end_leases_whose_time_is_over();
         // Workers report often, and mostly nothing new.
         if !(is_report && self.is_settled()) {

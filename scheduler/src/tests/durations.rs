@@ -4,13 +4,17 @@ use super::durable::{granted_exact, kept, moved, restorable};
 use super::suspension::{end_and_keep, resume, suspend, suspended, waits_for};
 use super::*;
 
-fn lasting(id: u64, number: u64, durability: Durability, seconds: u64) -> Event {
-    let demand = Demand {
+/// One device for at most this time.
+fn for_seconds(seconds: u64, durability: Durability) -> Demand {
+    Demand {
         durability,
         max_duration: Some(Duration::from_secs(seconds)),
         ..demand_of(1, Some("flex"))
-    };
-    request_for(id, number, demand)
+    }
+}
+
+fn lasting(id: u64, number: u64, durability: Durability, seconds: u64) -> Event {
+    request_for(id, number, for_seconds(seconds, durability))
 }
 
 #[test]
@@ -41,7 +45,8 @@ fn time_does_not_run_while_a_lease_is_suspended() {
     check(steps);
 }
 
-/// The scheduler was stopped when the time was over, and a request of the tenant needs what is left of its limit.
+/// The time of a spot lease is over while the scheduler does not run, and a request of its tenant waits for the lease to
+/// make room within the limit.
 #[test]
 fn lease_whose_time_was_over_in_a_gap_is_not_suspended() {
     let limit = TenantLimit {
@@ -56,10 +61,8 @@ fn lease_whose_time_was_over_in_a_gap_is_not_suspended() {
         1,
         1,
         Demand {
-            durability: Durability::Auto,
-            max_duration: Some(Duration::from_secs(10)),
             is_spot: true,
-            ..demand_of(1, Some("flex"))
+            ..for_seconds(10, Durability::Auto)
         },
     );
     let policy = Policy::from([(TENANT.into(), policy)]);
@@ -124,8 +127,8 @@ fn time_goes_on_after_a_restart() {
     check(steps);
 }
 
-/// Workers come back within the window in which leases from before a restart are adopted, which the gap extends. One that
-/// has ended by then is not adopted.
+/// A gap extends the time in which leases from before a restart are adopted from workers that join. A lease that has ended
+/// in the gap is not adopted.
 #[test]
 fn lease_whose_time_was_over_in_a_gap_is_not_adopted() {
     let since = Timestamp::from_millis(20_000);

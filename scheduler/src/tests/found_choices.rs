@@ -571,8 +571,8 @@ fn requests_of_one_shape_do_not_come_before_an_earlier_one_of_another() {
     check_with_policy(2, ops);
 }
 
-/// A spot lease makes room for the last of four requests. One of these, of another shape, comes before the last, which is
-/// of the shape of the first.
+/// A spot lease makes room for the last of four requests. The last has the shape of the first ones, and all the same comes
+/// after the third, which has another shape.
 #[test]
 fn request_of_another_shape_comes_before_the_last_for_which_a_spot_lease_makes_room() {
     let flex = || durable(1, "flex");
@@ -605,8 +605,8 @@ fn request_of_another_shape_comes_before_the_last_for_which_a_spot_lease_makes_r
     check_with_policy(2, ops);
 }
 
-/// A request has a reservation when a lease passes it that may end. That one and a spot lease end for the request, and not
-/// a lease with as many devices that may end, too: it had these before.
+/// A lease that may end passes a request with a reservation. That lease and a spot lease end for the request. Another
+/// lease that may end has as many devices, and keeps them: it had them before there was the reservation.
 #[test]
 fn lease_from_before_the_reservation_does_not_end_for_it() {
     let off = |devices, kind: Option<&str>| Demand {

@@ -7,8 +7,9 @@
 //! A request may get the devices that a lease has left for another one, for example if it is within a guarantee only
 //! since that lease was suspended. Then there is one request less that waits, and one that leases may make room for
 //! again: the potential stays. If the devices were left for a lease, the potential falls: one request less waits, and
-//! there is one lease more for which others may make room again. And a request that comes first may hold such devices back, once there will be enough for
-//! it. Each request may do so once: if it did so again and again, others would make room for ever.
+//! there is one lease more for which others may make room again. And a request that comes first may hold such devices
+//! back, once there will be enough for it. Each request may do so once: if it did so again and again, others would make
+//! room for ever.
 //!
 //! Each time that the engine suspends leases, or ends them, for something that waits, the potential falls: a request
 //! gets room, and its victims, which wait now, count in the second number only; or a lease gets room, and its victims
@@ -462,9 +463,9 @@ fn a_lease_counts_on_the_device_that_it_leaves() {
     check_with_policy(1, ops);
 }
 
-/// A spot lease makes room for a lease that was suspended for a request within a guarantee. Another request has waited
-/// for as long, and gets its reservation, and with it that room, once the first has its devices. So the next spot lease
-/// makes room for the lease.
+/// A lease is suspended for a request within a guarantee, and a spot lease makes room for that lease. A second request
+/// gets a reservation once the first request has its devices, and takes that room. So another spot lease makes room for
+/// the lease.
 #[test]
 fn a_request_with_a_reservation_gets_the_room_that_was_made_for_a_lease() {
     let flex = || request(0, 1, "flex");

@@ -219,8 +219,10 @@ impl World {
                 return false;
             }
             let is_victim = self.victims.iter().any(|it| it.id == **id);
-            let may_end_now = || self.may_end_now(**id, lease) && self.is_borrowed(**id);
-            let ends = may_end && gives_way_to(claimant, lease) && may_end_now();
+            let ends = may_end
+                && gives_way_to(claimant, lease)
+                && self.may_end_now(**id, lease)
+                && self.is_borrowed(**id);
             let is_free_to_go = ends || self.makes_room_for(claimant, **id, lease);
             !is_victim && (lease.is_spot || !only_spot) && is_free_to_go
         });
@@ -321,7 +323,7 @@ impl World {
     }
 }
 
-/// Returns whether a lease that is borrowed, and no spot lease, makes room for a request if it can.
+/// Returns whether a borrowed lease that is no spot lease makes room for a request, as far as it can.
 fn gives_way_to(claimant: &Claimant<'_>, lease: &SimLease) -> bool {
     let is_other = tenant_of(lease.client) != tenant_of(claimant.waiting.client);
     let has_passed = lease.passed.contains(&claimant.waiting.lease);

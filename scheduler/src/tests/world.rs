@@ -398,11 +398,11 @@ impl World {
         granted.collect()
     }
 
+    /// Removes the leases that have had devices for as long as they may, which the engine ends with any event.
     fn end_leases_whose_time_is_over(&mut self) {
         let now = self.now;
-        let is_over = |lease: &mut SimLease| lease.time_over_at().is_some_and(|at| at <= now);
         if let Some(leases) = &mut self.leases {
-            leases.retain(|_, lease| !is_over(lease));
+            leases.retain(|_, lease| lease.time_over_at().is_none_or(|at| now < at));
         }
     }
 
