@@ -1,7 +1,8 @@
 //! The requests that will surely get devices, as others are being released or leases make room for them.
 //!
-//! What they can count on counts in the limits of their tenants already, for requests and spot leases that come later.
-//! Otherwise one of these could use a limit up, and leases would have made room in vain.
+//! They count in the limits of their tenants already, for requests and spot leases that come later. Otherwise one of
+//! these could use a limit up, and leases would have made room in vain. Each counts as the most that it could get: it may
+//! get other devices than those on which it counts, also larger ones.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,11 +11,12 @@ use tensord_proto::ids::LeaseId;
 
 use super::Engine;
 use super::holds::Expected;
+use crate::device::Demand;
 use crate::event::DeviceRef;
 use crate::queue::Rank;
 use crate::tenants::{Amounts, TenantLimit, TenantName};
 
-/// Requests that can count on devices, of tenants with limits: by tenant, each with what these are.
+/// Requests that can count on devices, of tenants with limits: by tenant, each with the most that it could get.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CountingRequests {
     by_tenant: BTreeMap<TenantName, BTreeMap<LeaseId, Amounts>>,
@@ -39,8 +41,8 @@ impl CountingRequests {
 }
 
 impl Engine {
-    /// Returns what the tenant of a request has, for the check of the limit, with what earlier requests of the tenant can
-    /// count on.
+    /// Returns what the tenant of a request has, for the check of the limit, with earlier requests of the tenant that can
+    /// count on devices.
     pub(super) fn counts_for(&self, tenant: &TenantName, request: Rank) -> Cow<'_, Amounts> {
         match self.counting.has_any_of(tenant) {
             true => Cow::Owned(self.counts_with_requests(tenant, request)),
@@ -52,12 +54,14 @@ impl Engine {
     pub(super) fn most_with_requests(&self, tenant: &TenantName) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
         let counting = self.counting.of(tenant);
-        for queued in counting.filter_map(|(lease, _)| self.queue.get(*lease)) {
-            let suitable = self.pool.classes().map(|class| &**class);
-            let suitable = suitable.filter(|it| queued.demand.accepts(it));
-            counts.add(&Amounts::most_of(&queued.demand, suitable));
-        }
+        counting.for_each(|(_, most)| counts.add(most));
         counts
+    }
+
+    /// Returns the most that a request with this demand could get.
+    pub(super) fn most_for(&self, demand: &Demand) -> Amounts {
+        let suitable = self.pool.classes().map(|class| &**class);
+        Amounts::most_of(demand, suitable.filter(|it| demand.accepts(it)))
     }
 
     /// Returns the number of requests of a tenant that come before one of it and can count on devices.
@@ -65,23 +69,23 @@ impl Engine {
         self.counting_of(tenant, request).count()
     }
 
-    /// Returns what a tenant has, with what its requests can count on that come before one.
+    /// Returns what a tenant has, with those of its requests that come before one and can count on devices.
     fn counts_with_requests(&self, tenant: &TenantName, request: Rank) -> Amounts {
         let mut counts = self.used_by(tenant).clone();
         let before = self.counting_of(tenant, request);
-        before.for_each(|devices| counts.add(devices));
+        before.for_each(|most| counts.add(most));
         counts
     }
 
-    /// Returns what requests of a tenant can count on that still wait, and come before a request of it: those within its
-    /// guarantee first, then in order.
+    /// Returns the most that each request of a tenant could get that can count on devices, still waits, and comes before
+    /// a request of the tenant: those within its guarantee first, then in order.
     fn counting_of(&self, tenant: &TenantName, request: Rank) -> impl Iterator<Item = &Amounts> {
         let place = |rank: Rank| (!self.queue.guaranteed().contains(rank.lease), rank);
         let until = place(request);
         let counting = self.counting.of(tenant);
-        counting.filter_map(move |(lease, devices)| {
+        counting.filter_map(move |(lease, most)| {
             let counting = self.queue.get(*lease)?;
-            (place(counting.rank()) < until).then_some(devices)
+            (place(counting.rank()) < until).then_some(most)
         })
     }
 
@@ -110,10 +114,9 @@ impl Engine {
             if self.policy_of(&entitled.tenant).limit == TenantLimit::default() {
                 continue;
             }
-            let devices = devices.iter().filter_map(|it| self.pool.device(*it));
-            let amounts = Amounts::most_of(&entitled.demand, devices);
             let of_tenant = counting.by_tenant.entry(entitled.tenant.clone());
-            of_tenant.or_default().insert(entitled.lease, amounts);
+            let most = self.most_for(&entitled.demand);
+            of_tenant.or_default().insert(entitled.lease, most);
         }
         if counting != self.counting {
             self.counting = counting;

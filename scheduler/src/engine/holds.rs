@@ -209,7 +209,7 @@ impl Engine {
             let Some(devices) = devices else {
                 continue;
             };
-            self.count(&mut expected.used, &entitled, &devices);
+            self.count(&mut expected.used, &entitled);
             // Nobody gets those that are being released before that, or what a lease has as a whole. Others could
             // take the room beside those that are to make some, and would have to run for as long in turn.
             let is_held = |it: &DeviceRef| self.pool.is_free(*it) || self.pool.is_shared(*it);
@@ -349,16 +349,9 @@ impl Engine {
         MayHave::Classes(classes.unwrap_or_default())
     }
 
-    /// Counts devices as those of a request's tenant.
-    pub(super) fn count(
-        &self,
-        used: &mut BTreeMap<TenantName, Amounts>,
-        entitled: &Entitled,
-        devices: &[DeviceRef],
-    ) {
+    /// Counts the most that a request could get as its tenant's.
+    pub(super) fn count(&self, used: &mut BTreeMap<TenantName, Amounts>, entitled: &Entitled) {
         let used = used.entry(entitled.tenant.clone()).or_default();
-        for device in devices.iter().filter_map(|it| self.pool.device(*it)) {
-            used.add_share(device, entitled.demand.share_of(device));
-        }
+        used.add(&self.most_for(&entitled.demand));
     }
 }

@@ -112,7 +112,7 @@ impl Engine {
             let devices = self.make_room_for(&entitled, &may_have, MakesRoom::Any, plan);
             let devices = devices.or_else(|| self.make_room_within_limit(&entitled, plan));
             match devices {
-                Some(devices) => self.count(&mut plan.expected.used, &entitled, &devices),
+                Some(_) => self.count(&mut plan.expected.used, &entitled),
                 None => plan.expected.coming.remove_held(&self.pool, entitled.lease),
             }
         }

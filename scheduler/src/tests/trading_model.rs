@@ -487,6 +487,22 @@ fn a_request_with_a_reservation_gets_the_room_that_was_made_for_a_lease() {
     check_with_policy(3, ops);
 }
 
+/// A request of a tenant counts on a device with 8 GiB that is being released, and could get a free one with 16 as soon
+/// as the limit of the tenant for memory allows that. A second request has spot leases make room within the limit only
+/// when they are enough for it beside the larger device.
+#[test]
+fn a_request_that_counts_on_a_small_device_counts_as_a_large_one() {
+    let flex = || request(0, 1, "flex");
+    let ops = [request(2, 1, "flex").op(), request(1, 1, "flex").spot()]
+        .into_iter()
+        .chain(rest())
+        .chain([Op::SetPolicy { which: 3 }])
+        .chain(rest())
+        .chain([flex().spot(), flex().op(), flex().share(501)])
+        .chain(rest());
+    check_with_policy(1, ops);
+}
+
 /// An event: the leases that make room, each with what for, and the requests and leases that wait after it.
 type Step<'a> = (&'a [(u64, u64)], &'a [u64], &'a [u64]);
 
