@@ -129,9 +129,8 @@ impl Engine {
         let gives_way = demand.gives_way_on(device);
         let ends_at = demand.rounded_duration().map(|it| self.now + it);
         let may_pass = |it: &Reservation| {
-            // Otherwise the tenant would have too much for the request that has the reservation.
-            let is_limited = it.tenant == waiting.tenant
-                && self.policy_of(&it.tenant).limit != TenantLimit::default();
+            let is_limited =
+                it.tenant == waiting.tenant && !self.are_allowed_together(it, demand, device);
             let ends_in_time = match (ends_at, it.starts_by) {
                 (Some(ends_at), Some(starts_by)) => ends_at <= starts_by,
                 (None, _) | (_, None) => false,
@@ -140,6 +139,27 @@ impl Engine {
         };
         let mut all = self.reservations.all.iter();
         all.find(|it| it.includes(device) && !may_pass(it))
+    }
+
+    /// Returns whether a tenant's limit allows devices like this one for a request, in addition to the most that its
+    /// request with this reservation could get. If not, the latter would have to wait for the limit after the former has
+    /// got its devices. Spot leases do not count, as they make room within the limit.
+    fn are_allowed_together(
+        &self,
+        reservation: &Reservation,
+        demand: &Demand,
+        device: &DeviceSpec,
+    ) -> bool {
+        let limit = &self.policy_of(&reservation.tenant).limit;
+        if *limit == TenantLimit::default() {
+            return true;
+        }
+        let Some(reserved) = self.queue.get(reservation.lease) else {
+            return true;
+        };
+        let mut used = self.used_without_spot(&reservation.tenant);
+        used.add(&self.most_for(&reserved.demand));
+        limit.allows_all(&used, &Amounts::most_of(demand, [device]))
     }
 
     /// Returns whether a reservation concerns devices that meet a demand.

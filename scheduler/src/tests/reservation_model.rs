@@ -217,9 +217,11 @@ impl World {
                 let starts_by = self.starts_by(first, classes)?;
                 (self.now + takes.next_power_of_two() <= starts_by).then_some(())
             };
-            let is_own = tenant_of(first.client) == tenant_of(waiting.client);
-            let limit = self.policy.get(&tenant_of(first.client));
-            let is_limited = is_own && limit.is_some_and(|it| it.limit != TenantLimit::default());
+            let tenant = tenant_of(first.client);
+            let spot = self.engine.used_for_spot().get(&tenant).cloned();
+            let spot = spot.unwrap_or_default();
+            let is_limited = tenant == tenant_of(waiting.client)
+                && !self.is_allowed_with(waiting, device, &self.most_of(first), &spot);
             let gives_way = gives_way_on(&waiting.demand, device) && !is_limited;
             let is_of_other = !classes.contains(&class_of(device));
             is_of_other || is_before || gives_way || is_in_time().is_some()

@@ -266,11 +266,14 @@ impl Demanded {
 
 /// Leases get snapshots, time passes in which they run for long enough to be suspended, and devices are released.
 fn rest() -> impl Iterator<Item = Op> {
+    rest_of(10_000)
+}
+
+/// As [`rest`], of another time.
+fn rest_of(millis: u64) -> impl Iterator<Item = Op> {
     let devices = u32::MAX;
     let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
-    [Op::AllKept, Op::Wait { millis: 10_000 }]
-        .into_iter()
-        .chain(finish)
+    [Op::AllKept, Op::Wait { millis }].into_iter().chain(finish)
 }
 
 /// A request of tenant `a` is within its guarantee, and waits for a lease of tenant `b` to leave its devices. A spot
@@ -500,6 +503,59 @@ fn a_request_that_counts_on_a_small_device_counts_as_a_large_one() {
         .chain(rest())
         .chain([flex().spot(), flex().op(), flex().share(501)])
         .chain(rest());
+    check_with_policy(1, ops);
+}
+
+/// A spot lease makes room for a request within the limit of its tenant. Then an earlier request of the tenant gets a
+/// reservation. The limit allows what both could get together, so the request still counts on its device, and the spot
+/// lease does not come back before it has got that.
+#[test]
+fn a_request_counts_on_a_device_although_its_tenant_gets_a_reservation() {
+    let Demanded { client, demand } = request(0, 2, "flex");
+    let earlier = Op::Request {
+        client,
+        demand,
+        priority: 1,
+    };
+    let start = [
+        request(0, 1, "vulkan").spot_share(250),
+        request(1, 1, "flex").op(),
+    ];
+    let waiting = [
+        request(0, 2, "flex").spot(),
+        Op::Release { client: 1, nth: 1 },
+        earlier,
+        request(0, 1, "flex").op(),
+    ];
+    let ops = start
+        .into_iter()
+        .chain(rest())
+        .chain(waiting)
+        .chain((0..2).flat_map(|_| rest()));
+    check_with_policy(3, ops);
+}
+
+/// A spot lease makes room on a device for a request for a share. Then an earlier request of the tenant for three devices
+/// gets a reservation, and counts on three others. The limit of the tenant is one of another kind of devices, so the
+/// share still counts on that room, and the spot lease does not come back before.
+#[test]
+fn a_limit_of_another_kind_does_not_keep_a_share_from_passing_a_reservation() {
+    let start = [
+        request(0, 1, "flex").share(500),
+        request(0, 1, "vulkan").op(),
+        request(0, 1, "flex").spot_share(500),
+        request(1, 3, "flex").spot(),
+    ];
+    let waiting = [request(0, 3, "flex").op(), request(0, 1, "flex").share(250)];
+    let rests = |millis: [u64; 4]| millis.into_iter().flat_map(rest_of);
+    let ops = start
+        .into_iter()
+        .chain(rests([10_000, 10_000, 10_000, 1_280]))
+        .chain(rest())
+        .chain([Op::SetPolicy { which: 1 }])
+        .chain(rest())
+        .chain(waiting)
+        .chain(rests([10_000, 8_455, 265, 10_000]));
     check_with_policy(1, ops);
 }
 
