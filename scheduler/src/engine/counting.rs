@@ -30,7 +30,6 @@ impl CountingRequests {
         self.by_tenant.contains_key(tenant)
     }
 
-    #[cfg(test)]
     pub(super) fn contains(&self, tenant: &TenantName, request: LeaseId) -> bool {
         self.of(tenant).any(|(lease, _)| *lease == request)
     }
@@ -41,8 +40,8 @@ impl CountingRequests {
 }
 
 impl Engine {
-    /// Returns what the tenant of a request has, for the check of the limit, with earlier requests of the tenant that can
-    /// count on devices.
+    /// Returns what a request's tenant has, for the check of the limit, and the most that its earlier requests could get
+    /// which can count on devices.
     pub(super) fn counts_for(&self, tenant: &TenantName, request: Rank) -> Cow<'_, Amounts> {
         match self.counting.has_any_of(tenant) {
             true => Cow::Owned(self.counts_with_requests(tenant, request)),

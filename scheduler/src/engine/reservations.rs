@@ -130,7 +130,7 @@ impl Engine {
         let ends_at = demand.rounded_duration().map(|it| self.now + it);
         let may_pass = |it: &Reservation| {
             let is_limited =
-                it.tenant == waiting.tenant && !self.are_allowed_together(it, demand, device);
+                it.tenant == waiting.tenant && !self.are_allowed_together(it, waiting, device);
             let ends_in_time = match (ends_at, it.starts_by) {
                 (Some(ends_at), Some(starts_by)) => ends_at <= starts_by,
                 (None, _) | (_, None) => false,
@@ -142,24 +142,29 @@ impl Engine {
     }
 
     /// Returns whether a tenant's limit allows devices like this one for a request, in addition to the most that its
-    /// request with this reservation could get. If not, the latter would have to wait for the limit after the former has
-    /// got its devices. Spot leases do not count, as they make room within the limit.
+    /// request with this reservation could get, and others that come before and can count on devices. Otherwise the
+    /// request with the reservation would have to wait for the limit. Spot leases do not count, as they make room within
+    /// the limit.
     fn are_allowed_together(
         &self,
         reservation: &Reservation,
-        demand: &Demand,
+        waiting: &QueuedRequest,
         device: &DeviceSpec,
     ) -> bool {
-        let limit = &self.policy_of(&reservation.tenant).limit;
+        let tenant = &reservation.tenant;
+        let limit = &self.policy_of(tenant).limit;
         if *limit == TenantLimit::default() {
             return true;
         }
         let Some(reserved) = self.queue.get(reservation.lease) else {
             return true;
         };
-        let mut used = self.used_without_spot(&reservation.tenant);
-        used.add(&self.most_for(&reserved.demand));
-        limit.allows_all(&used, &Amounts::most_of(demand, [device]))
+        let mut used = self.counts_for(tenant, waiting.rank()).into_owned();
+        used.subtract(self.spot_by(tenant));
+        if !self.counting.contains(tenant, reservation.lease) {
+            used.add(&self.most_for(&reserved.demand));
+        }
+        limit.allows_all(&used, &Amounts::most_of(&waiting.demand, [device]))
     }
 
     /// Returns whether a reservation concerns devices that meet a demand.

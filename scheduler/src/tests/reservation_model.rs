@@ -220,13 +220,38 @@ impl World {
             let tenant = tenant_of(first.client);
             let spot = self.engine.used_for_spot().get(&tenant).cloned();
             let spot = spot.unwrap_or_default();
+            let more = || {
+                let mut more = self.most_of(first);
+                let counting = self.waiting.iter().filter(|it| {
+                    let is_other = it.lease != *of && tenant_of(it.client) == tenant;
+                    is_other
+                        && self.engine.counts_on_devices(it.lease)
+                        && self.counts_before(it, waiting)
+                });
+                counting.for_each(|it| more.add(&self.most_of(it)));
+                more
+            };
             let is_limited = tenant == tenant_of(waiting.client)
-                && !self.is_allowed_with(waiting, device, &self.most_of(first), &spot);
+                && !self.is_allowed_with(waiting, device, &more(), &spot);
             let gives_way = gives_way_on(&waiting.demand, device) && !is_limited;
             let is_of_other = !classes.contains(&class_of(device));
             is_of_other || is_before || gives_way || is_in_time().is_some()
         };
         others.all(is_free)
+    }
+
+    /// Returns whether a request of a tenant comes before another one of it: those within the guarantee first, then by
+    /// priority and arrival.
+    fn counts_before(&self, one: &SimRequest, other: &SimRequest) -> bool {
+        let is_guaranteed = |it: &SimRequest| {
+            let mut order = self.order.iter();
+            order.any(|(at, is_guaranteed)| self.waiting[*at].lease == it.lease && *is_guaranteed)
+        };
+        let place = |it: &SimRequest| {
+            let priority = std::cmp::Reverse(it.priority);
+            (!is_guaranteed(it), it.demand.is_spot, priority, it.lease)
+        };
+        place(one) < place(other)
     }
 
     /// Reservations are as they must be, and of those for which there are enough devices, none waits.

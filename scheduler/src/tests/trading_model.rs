@@ -269,7 +269,7 @@ fn rest() -> impl Iterator<Item = Op> {
     rest_of(10_000)
 }
 
-/// As [`rest`], of another time.
+/// As [`rest`], but so many milliseconds pass.
 fn rest_of(millis: u64) -> impl Iterator<Item = Op> {
     let devices = u32::MAX;
     let finish = (0..WORKERS).map(move |worker| Op::Finish { worker, devices });
