@@ -67,7 +67,7 @@ pub(crate) fn run(cli: &Cli, dir: &Path) -> Result<ExitCode> {
     let steps = jobs.iter().map(|job| 2 * job.rounds(rounds).count() as u64);
     let progress = Progress::counting(steps.sum());
     // A job that is a whole bench measures once, after a round to warm up.
-    let context = Context::with_progress(1, cli.quick, progress)?;
+    let context = Context::with_progress(1, cli.quick, Vec::new(), progress)?;
     let own = std::env::current_exe().context("cannot find the path of this binary")?;
     let builds = [
         Build::start("this", own, &tensord_path()?)?,

@@ -45,6 +45,11 @@ pub(crate) struct Cli {
     /// Use small sizes and one run, only to check that everything works
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Measure only contenders of `durability` whose "TITLE: KEY" contains TEXT, such as `reclaim_ms` or
+    /// "16 MiB: durable_ms": the title as it is shown while they are measured, and the key in JSON. Can be given several
+    /// times
+    #[arg(long, value_name = "TEXT", conflicts_with = "against")]
+    pub(crate) only: Vec<String>,
     /// Compare this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR. The
     /// leases of this build are not durable
     #[arg(long, value_name = "DIR")]
@@ -204,10 +209,21 @@ impl ValueEnum for Choice {
 
 impl Cli {
     /// Returns the benches to run, in order and without duplicates.
-    pub(crate) fn benches(&self) -> Vec<Bench> {
+    ///
+    /// # Errors
+    ///
+    /// If `--only` chooses contenders of other benches than [`Bench::Durability`]: these compare all of theirs with each
+    /// other, and take minutes.
+    pub(crate) fn benches(&self) -> Result<Vec<Bench>> {
         let all = self.benches.is_empty() || self.benches.contains(&Choice::All);
         let chosen = |bench: &Bench| all || self.benches.contains(&Choice::One(*bench));
-        Bench::ALL.into_iter().filter(chosen).collect()
+        let benches: Vec<_> = Bench::ALL.into_iter().filter(chosen).collect();
+        if !self.only.is_empty() && benches != [Bench::Durability] {
+            bail!(
+                "--only chooses contenders of durability alone; name that benchmark and no other"
+            );
+        }
+        Ok(benches)
     }
 
     /// Returns the benches to run against an earlier build, in order and without
@@ -242,7 +258,7 @@ mod tests {
 
     #[test]
     fn benches_are_chosen_by_name() {
-        let chosen = |line: &str| Cli::parse_from(line.split(' ')).benches();
+        let chosen = |line: &str| Cli::parse_from(line.split(' ')).benches().unwrap();
         assert_eq!(chosen("tensord-bench"), Bench::ALL);
         assert_eq!(chosen("tensord-bench all --json"), Bench::ALL);
         assert_eq!(chosen("tensord-bench step"), [Bench::Step]);
@@ -256,6 +272,20 @@ mod tests {
         assert_eq!(runs("tensord-bench --quick"), 1);
         assert_eq!(runs("tensord-bench --quick --runs 3"), 3);
         assert!(Cli::try_parse_from(["tensord-bench", "--runs", "0"]).is_err());
+    }
+
+    #[test]
+    fn contenders_of_one_bench_can_be_chosen() {
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
+        let only = parsed("tensord-bench durability --only a --only b").unwrap();
+        assert_eq!(only.only, ["a", "b"]);
+        assert_eq!(only.benches().unwrap(), [Bench::Durability]);
+        for others in ["", " step", " durability step"] {
+            let only = parsed(&format!("tensord-bench{others} --only a")).unwrap();
+            assert!(only.benches().is_err(), "{others}");
+        }
+        let both = parsed("tensord-bench durability --only a --against old");
+        assert!(both.is_err(), "--against compares whole benches");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The context of every bench: its options and the peers that it measures.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell, RefCell};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -22,6 +22,11 @@ pub(crate) struct Context {
     pub(crate) runs: usize,
     /// Whether sizes are reduced to check only that everything runs.
     pub(crate) quick: bool,
+    /// Only contenders are measured whose title and key contain one of these texts; all if there are none.
+    pub(crate) only: Vec<String>,
+    /// The title and key of each contender that was not measured, and the number of those that were.
+    skipped: RefCell<Vec<String>>,
+    measured: Cell<usize>,
     /// Shows what is being measured.
     pub(crate) progress: Progress,
     peers: OnceCell<Peers>,
@@ -37,8 +42,8 @@ impl Context {
     /// # Errors
     ///
     /// If the runtime cannot start its threads.
-    pub(crate) fn new(runs: usize, quick: bool) -> Result<Self> {
-        Self::with_progress(runs, quick, Progress::new())
+    pub(crate) fn new(runs: usize, quick: bool, only: Vec<String>) -> Result<Self> {
+        Self::with_progress(runs, quick, only, Progress::new())
     }
 
     /// Creates a context that reports to `progress`. Starts no process.
@@ -46,10 +51,18 @@ impl Context {
     /// # Errors
     ///
     /// If the runtime cannot start its threads.
-    pub(crate) fn with_progress(runs: usize, quick: bool, progress: Progress) -> Result<Self> {
+    pub(crate) fn with_progress(
+        runs: usize,
+        quick: bool,
+        only: Vec<String>,
+        progress: Progress,
+    ) -> Result<Self> {
         Ok(Self {
             runs,
             quick,
+            only,
+            skipped: RefCell::default(),
+            measured: Cell::default(),
             progress,
             peers: OnceCell::new(),
             servers: OnceCell::new(),
@@ -112,13 +125,38 @@ impl Context {
         if self.quick { quick } else { full }
     }
 
-    /// Measures the contenders in turn.
+    /// Measures in turn the contenders that `--only` chooses.
     ///
     /// # Errors
     ///
     /// The first error of a contender.
-    pub(crate) fn race(&self, title: &str, contenders: Vec<Contender<'_>>) -> Result<Results> {
+    pub(crate) fn race(&self, title: &str, mut contenders: Vec<Contender<'_>>) -> Result<Results> {
+        contenders.retain(|contender| {
+            let name = format!("{title}: {}", contender.key());
+            let is_chosen =
+                self.only.is_empty() || self.only.iter().any(|text| name.contains(text));
+            if !is_chosen {
+                self.skipped.borrow_mut().push(name);
+            }
+            is_chosen
+        });
+        self.measured.set(self.measured.get() + contenders.len());
         race(title, contenders, self.runs, &self.progress)
+    }
+
+    /// Checks that a contender was measured, if not all were to be.
+    ///
+    /// # Errors
+    ///
+    /// If none was, with the names of all.
+    pub(crate) fn ensure_chosen(&self) -> Result<()> {
+        ensure!(
+            self.only.is_empty() || self.measured.get() > 0,
+            "--only {:?} chooses none of the contenders, which are {}",
+            self.only,
+            self.skipped.borrow().join(", ")
+        );
+        Ok(())
     }
 }
 
@@ -151,4 +189,31 @@ pub(crate) fn machine() -> Value {
         "burn": "0.22.1",
         "tensord": env!("CARGO_PKG_VERSION"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asserts which of three contenders are measured.
+    #[track_caller]
+    fn check(only: &[&str], expected: &[&str]) {
+        let only = only.iter().map(|text| (*text).to_owned()).collect();
+        let context = Context::with_progress(1, true, only, Progress::hidden()).unwrap();
+        let contenders = ["off_ms", "on_ms", "many_off_ms"];
+        let contenders = contenders.map(|key| Contender::new(key, key, |_| Ok(1.0)));
+        let found = context.race("bench 16 MiB", contenders.into()).unwrap();
+        let keys: Vec<_> = found.iter().map(|it| it.key.as_str()).collect();
+        assert_eq!(keys, expected);
+        assert_eq!(context.ensure_chosen().is_err(), expected.is_empty());
+    }
+
+    #[test]
+    fn contenders_are_chosen_by_title_and_key() {
+        check(&[], &["off_ms", "on_ms", "many_off_ms"]);
+        check(&["on_ms"], &["on_ms"]);
+        check(&["off_ms"], &["off_ms", "many_off_ms"]);
+        check(&["16 MiB: off_ms", "on_"], &["off_ms", "on_ms"]);
+        check(&["256 MiB"], &[]);
+    }
 }

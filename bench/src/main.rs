@@ -87,10 +87,10 @@ fn work(cli: &Cli) -> Result<()> {
 
 /// Runs the chosen benches, one after the other.
 fn run(cli: &Cli) -> Result<()> {
-    let context = Context::new(cli.runs(), cli.quick)?;
+    let context = Context::new(cli.runs(), cli.quick, cli.only.clone())?;
     let mut json = Map::new();
     json.insert("machine".into(), machine());
-    for bench in cli.benches() {
+    for bench in cli.benches()? {
         let report: Report = part::run(
             &context,
             bench,

@@ -68,6 +68,9 @@ struct Task {
     work: Work,
     runs: usize,
     quick: bool,
+    /// See [`Context::only`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    only: Vec<String>,
     facts: NetworkFeatures,
     first_seed: u64,
     /// See [`set_durable`].
@@ -179,6 +182,7 @@ impl PartProcess {
             work,
             runs: context.runs,
             quick: context.quick,
+            only: context.only.clone(),
             facts,
             first_seed: fresh_seeds(seeds).start,
             is_durable: is_durable(),
@@ -226,12 +230,16 @@ fn run_task(bench: Bench, task: &Path) -> Result<Value> {
         // here.
         announce(&message).expect("a line of text is JSON");
     });
-    let context = Context::with_progress(task.runs, task.quick, sending)?;
+    let context = Context::with_progress(task.runs, task.quick, task.only, sending)?;
     if task.facts.namespaces {
         network::set_up_namespace()?;
     }
     match task.work {
-        Work::Bench => Ok(serde_json::to_value(bench.run(&context)?)?),
+        Work::Bench => {
+            let report = bench.run(&context)?;
+            context.ensure_chosen()?;
+            Ok(serde_json::to_value(report)?)
+        }
         Work::Part(part) => bench.part(&context, task.facts, part),
     }
 }
@@ -269,6 +277,7 @@ mod tests {
             work,
             runs: 1,
             quick: true,
+            only: Vec::new(),
             facts: NetworkFeatures::default(),
             first_seed: 7,
             is_durable: true,

@@ -35,6 +35,11 @@ impl<'a> Contender<'a> {
             measure: Box::new(measure),
         }
     }
+
+    /// Returns the contender's name in JSON.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
 }
 
 /// The results of a race, in the order of the contenders.
