@@ -70,7 +70,7 @@ use self::reservations::{Basis, OrderBasis, Reservations};
 use self::unstable_keepers::UnstableKeepers;
 use crate::command::Command;
 use crate::event::{DeviceGrant, DeviceRef, Event, GrantedDevice, StreamId, WorkerEvent};
-use crate::lease::Standing;
+use crate::lease::{Keeper, Standing};
 use crate::leases::Leases;
 use crate::options::Options;
 use crate::pool::Pool;
@@ -312,6 +312,30 @@ impl Engine {
             is_stored: lease.is_stored(),
             move_to: self.check_move(id),
         })
+    }
+
+    /// Returns whether a lease has devices: it is neither suspended nor waits for any.
+    pub fn is_running(&self, id: LeaseId) -> bool {
+        let lease = self.leases.get(id);
+        lease.is_some_and(|lease| lease.standing == Standing::Running)
+    }
+
+    /// Returns the tenant of a lease; `None` also if it is not known, as after a restart of the scheduler.
+    pub fn tenant_of(&self, id: LeaseId) -> Option<&TenantName> {
+        self.leases.get(id)?.tenant.as_ref()
+    }
+
+    /// Returns the client of a lease of which a worker has snapshots, or may have: it runs the lease, keeps its snapshots or
+    /// holds them while the lease is suspended.
+    pub fn owner_of_snapshots(&self, id: LeaseId, worker: WorkerId) -> Option<ClientId> {
+        let lease = self.leases.get(id)?;
+        let mut devices = lease.lease_devices.keys();
+        let runs = devices.any(|device_ref| device_ref.worker == worker);
+        let mut keepers = lease.keepers.values().flat_map(Keeper::workers);
+        let mut holders = lease.parts.iter().flat_map(|part| &part.holders);
+        let has_some =
+            runs || keepers.any(|(keeper, _)| keeper == worker) || holders.any(|it| *it == worker);
+        lease.owner.filter(|_| has_some)
     }
 
     /// Returns whether a device can have been granted with this number: it is not above those that this or an

@@ -76,6 +76,8 @@ pub(crate) fn keep_snapshots(
         source_certificate_sha256: source.endpoint.certificate_sha256.to_vec().into(),
         part: part.index,
         assignment,
+        tenant: "default".into(),
+        handover: false,
     };
     let send = v1::SendSnapshots {
         lease_id: part.lease.0,

@@ -7,6 +7,7 @@ use tensord_proto::{
     v1::{
         DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
         KeepSnapshots, KeptLease, LeaseGranted, MissingPeer, OutOfService, SendSnapshots,
+        SnapshotMemory,
     },
 };
 
@@ -41,6 +42,15 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Allows another worker to send the snapshots of a lease. A host that keeps none ignores the
     /// command.
     fn keep_snapshots(&self, _command: &KeepSnapshots) {}
+
+    /// Sets how much of the memory for the snapshots of other workers' leases one tenant may use, in thousandths; 0 means all
+    /// of it. A host that keeps no snapshots ignores this.
+    fn set_tenant_snapshots(&self, _permille: u32) {}
+
+    /// Returns the memory that the snapshots of leases take here.
+    fn snapshot_memory(&self) -> Vec<SnapshotMemory> {
+        Vec::new()
+    }
 
     /// Drops the snapshots that are kept of another worker's lease.
     fn drop_snapshots(&self, _lease: LeaseId) {}

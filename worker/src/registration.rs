@@ -371,6 +371,7 @@ pub(crate) fn execute(host: &dyn LeaseHost, command: WorkerCommand) -> Option<Le
         worker_command::Body::Time(time) => {
             host.set_time(time.time_ms);
             host.usage_recorded(&time.usage_recorded);
+            host.set_tenant_snapshots(time.tenant_snapshots_permille);
         }
         worker_command::Body::Registered(_) => {}
     }
@@ -389,6 +390,7 @@ pub(crate) fn heartbeat(host: &dyn LeaseHost) -> Heartbeat {
         leases,
         idle: host.idle_leases(),
         missing_peers: host.missing_peers(),
+        snapshots: host.snapshot_memory(),
     }
 }
 

@@ -387,7 +387,9 @@ impl Supervisor {
         match suspended {
             // Those of other parts may be kept here, and its own ones may be held by now.
             Some(_) if own.is_empty() => lock(&self.kept_for_others).hold(lease),
-            Some(running) => lock(&self.kept_for_others).hold_own(running.part, own),
+            Some(running) => {
+                lock(&self.kept_for_others).hold_own(running.part, &running.tenant, own)
+            }
             None => drop(lock(&self.restarts).remove(&lease)),
         }
     }

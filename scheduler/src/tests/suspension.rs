@@ -80,6 +80,26 @@ pub(super) fn suspended_at_worker_1() -> Vec<Step> {
 }
 
 #[test]
+fn workers_with_snapshots_of_a_lease_are_known() {
+    let owner = |engine: &Engine, workers: [u64; 3]| {
+        workers.map(|worker| {
+            let owner = engine.owner_of_snapshots(LeaseId(10), WorkerId(worker));
+            owner.map(|client| client.0)
+        })
+    };
+    let engine = check(kept_by_worker_2());
+    assert_eq!(owner(&engine, [1, 2, 3]), [Some(1), Some(1), None]);
+    assert!(engine.is_running(LeaseId(10)));
+    assert_eq!(engine.tenant_of(LeaseId(10)), Some(&"default".into()));
+    let engine = check(suspended_at_worker_1());
+    assert_eq!(owner(&engine, [1, 2, 3]), [Some(1), None, None]);
+    assert!(!engine.is_running(LeaseId(10)));
+    let engine = check(Vec::new());
+    assert_eq!(owner(&engine, [1, 2, 3]), [None; 3]);
+    assert_eq!(engine.tenant_of(LeaseId(10)), None);
+}
+
+#[test]
 fn client_resumes_only_what_it_has_suspended() {
     let suspend_by = |by| Event::SuspendLease {
         lease: LeaseId(10),

@@ -5,7 +5,8 @@
 //! ([`GrantUsage`]). [`Accounts`] keeps the last report of each grant, so that what is new is counted
 //! once, and a scheduler that restarts goes on where the last one was: both the sums and the last
 //! reports are in `usage.redb`, and one transaction writes both. So a crash loses nothing that a worker
-//! still knows, and counts nothing twice. A worker forgets a released grant when its final report is on
+//! still knows, and counts nothing twice. The exception is the memory of snapshots, of which workers report
+//! what it is at the moment: a crash loses what was counted of that since the last write. A worker forgets a released grant when its final report is on
 //! disk here.
 //!
 //! The devices' own count of their work, which knows no leases, is kept beside these sums, to check them.
@@ -49,6 +50,16 @@ pub(super) use self::{
 };
 use super::access::UnixMillis;
 use crate::state::{StateDir, StateError};
+
+/// The kind under which the memory of snapshots counts.
+const SNAPSHOTS: &str = "snapshots";
+
+/// The longest time between two heartbeats of a stream for which the memory of snapshots counts: a worker that is
+/// silent for longer is cut off.
+const MAX_SNAPSHOTS_SPAN_MS: u64 = 10_000;
+
+/// More bytes of snapshots than a worker can have of a lease.
+const MAX_SNAPSHOT_BYTES: u64 = 1 << 46;
 
 /// Most grants of which one heartbeat may report: more than a worker has and remembers.
 const MAX_REPORTED: usize = 8192;
@@ -222,6 +233,35 @@ impl UsageLog {
         self.0.shared.queue(changes, has_ended);
         let recorded = accounts.recorded(&released, written);
         recorded.copied().collect()
+    }
+
+    /// Adds the memory of snapshots at a worker since `from`, under the kind [`SNAPSHOTS`]. `snapshots` has the owner and the
+    /// bytes of each lease. Time without reports is not counted, nor what a crash keeps from the disk.
+    pub(super) fn snapshots_kept(
+        &self,
+        from: UnixMillis,
+        now: UnixMillis,
+        snapshots: BTreeMap<LeaseId, (Owner, u64)>,
+    ) {
+        let from_ms = from.0.max(now.0.saturating_sub(MAX_SNAPSHOTS_SPAN_MS));
+        let elapsed_ms = u128::from(now.0.saturating_sub(from_ms));
+        if elapsed_ms == 0 {
+            return;
+        }
+        // Locked so that changes are queued in the order of their numbers.
+        let _accounts = self.accounts();
+        let mut changes = self.0.shared.new_changes();
+        let kind: Arc<str> = SNAPSHOTS.into();
+        for (lease, (owner, bytes)) in snapshots {
+            let bytes = u128::from(bytes.min(MAX_SNAPSHOT_BYTES));
+            let amount = Amount {
+                byte_seconds: bytes * elapsed_ms / 1000,
+                ..Amount::default()
+            };
+            let subject = Subject::Lease(owner, lease);
+            changes.add(&subject, &kind, from_ms..now.0, &amount);
+        }
+        self.0.shared.queue(changes, false);
     }
 
     /// Sums up what was used, all reports so far included.

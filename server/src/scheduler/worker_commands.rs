@@ -76,8 +76,15 @@ pub(super) fn send_snapshots(part: PartId, keeper: Peer, assignment: u64) -> Wor
     }))
 }
 
-/// Builds the command to keep the snapshots of a part of a lease that `source` sends.
-pub(super) fn keep_snapshots(part: PartId, source: Peer, assignment: u64) -> WorkerCommand {
+/// Builds the command to keep the snapshots of a part of a lease of `tenant` that `source` sends: as a `handover` if the
+/// lease does not run.
+pub(super) fn keep_snapshots(
+    part: PartId,
+    source: Peer,
+    assignment: u64,
+    tenant: String,
+    handover: bool,
+) -> WorkerCommand {
     let source = source.endpoint;
     worker_command(worker_command::Body::KeepSnapshots(v1::KeepSnapshots {
         lease_id: part.lease.0,
@@ -85,6 +92,8 @@ pub(super) fn keep_snapshots(part: PartId, source: Peer, assignment: u64) -> Wor
         source_certificate_sha256: source.certificate_sha256.to_vec().into(),
         part: part.index,
         assignment,
+        tenant,
+        handover,
     }))
 }
 
@@ -112,11 +121,17 @@ pub(super) fn drop_stored(leases: &[LeaseId]) -> WorkerCommand {
     }))
 }
 
-/// Builds the command that carries the scheduler's time, and the grants whose usage is on disk.
-pub(super) fn time(now: UnixMillis, usage_recorded: Vec<v1::DeviceGrant>) -> WorkerCommand {
+/// Builds the command that carries the scheduler's time, the grants whose usage is on disk, and how much of a worker's
+/// memory for snapshots those of one tenant may use.
+pub(super) fn time(
+    now: UnixMillis,
+    usage_recorded: Vec<v1::DeviceGrant>,
+    tenant_snapshots_permille: u32,
+) -> WorkerCommand {
     worker_command(worker_command::Body::Time(v1::Time {
         time_ms: now.0,
         usage_recorded,
+        tenant_snapshots_permille,
     }))
 }
 

@@ -119,7 +119,9 @@ fn usage_is_neither_lost_nor_counted_twice_when_the_scheduler_is_killed() {
     check_against_devices(&sums);
     check_against_time(&sums);
     let rows = sums["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2, "{sums:#}");
+    let (snapshots, rows): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| row["kind"] == "snapshots");
+    assert_eq!((rows.len(), snapshots.len()), (2, 2), "{sums:#}");
     for row in rows {
         let tenant = row["tenant"].as_str().unwrap();
         assert_eq!(row["user"], format!("{tenant}-user"));
@@ -134,6 +136,36 @@ fn usage_is_neither_lost_nor_counted_twice_when_the_scheduler_is_killed() {
         usage(&administrator, "tenant,user,kind")["total"],
         sums["total"]
     );
+}
+
+#[test]
+fn snapshots_count_while_their_lease_runs_and_while_it_is_suspended() {
+    let cluster = Cluster::start(&["flex", "flex"]);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "red"]);
+    let pool = pool_of(&administrator, "red");
+    let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+    let ones = Tensor::<1>::ones([1 << 20], &lease.devices()[0]);
+    let counted = || {
+        let sums = usage(&administrator, "tenant,kind");
+        let mut rows = sums["rows"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["kind"] == "snapshots");
+        row.map_or(0.0, |row| {
+            assert_eq!(row["tenant"], "red");
+            assert_eq!(row["device_seconds"], 0.0);
+            row["memory_gib_hours"].as_f64().unwrap()
+        })
+    };
+    assert_eq!(ones.clone().sum().into_scalar::<f32>(), (1 << 20) as f32);
+    cluster.wait("snapshots to count", || counted() > 0.0);
+    cluster.wait_for_copy(cluster.worker_of_lease().unwrap());
+    administrator.suspend_running();
+    cluster.wait("the process to end", || cluster.worker_of_lease().is_none());
+    let before = counted();
+    cluster.wait("snapshots of a suspended lease to count", || {
+        // 4 MiB for a second.
+        counted() > before + 1.0 / 256.0 / 3600.0
+    });
 }
 
 /// What a process has used since its last report, a quarter of a second ago at most, is lost with it, by both

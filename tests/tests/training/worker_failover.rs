@@ -10,7 +10,7 @@ use burn::{
     remote::RemoteHost,
     tensor::{Device, Tensor},
 };
-use tensord_client::{Durability, LeaseEvent, LeaseRequest};
+use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool};
 use tensord_testkit::{
     administrator::Administrator,
     cluster::Cluster,
@@ -277,6 +277,38 @@ fn keeper_without_room_gives_way_to_another() {
     });
     cluster.workers[0].kill();
     assert_eq!(ones.sum().into_scalar::<f32>(), 4.0);
+}
+
+#[test]
+fn one_tenant_leaves_others_room_at_a_keeper() {
+    let mut cluster = Cluster::start(&["flex*4"]);
+    let administrator = Administrator::of(&cluster);
+    administrator.run(&["tenant", "add", "greedy"]);
+    // 16 MiB are for the snapshots of other workers' leases, and 8 MiB of these for one tenant.
+    cluster.add_worker_with("flex", &["--snapshot-memory", "32MiB"]);
+    let url = administrator.create_token(&["--tenant", "greedy"]);
+    // Leases of two devices run on the first worker.
+    let lease = |pool: &Pool, mib: usize| {
+        let lease = pool.lease(LeaseRequest::devices(2)).unwrap();
+        let ones = Tensor::<1>::ones([mib << 18], &lease.devices()[0]);
+        let sum = ones.clone().sum().into_scalar::<f32>();
+        assert_eq!(sum, (mib << 18) as f32);
+        (lease, ones)
+    };
+    let largest_kept = |cluster: &Cluster| {
+        let kept = cluster.workers[1].snapshots_bytes();
+        kept.into_iter().max().unwrap_or_default()
+    };
+    let _greedy = lease(&Pool::connect(&url).unwrap(), 12);
+    cluster.wait("the keeper to refuse a snapshot", || {
+        let log = cluster.workers[0].log();
+        log.contains("of the 8388608 bytes that one tenant may use")
+    });
+    assert!(largest_kept(&cluster) < 1 << 20, "{}", cluster.logs());
+    let _other = lease(&cluster.pool(), 3);
+    cluster.wait("a snapshot of the other tenant at the keeper", || {
+        largest_kept(&cluster) >= 3 << 20
+    });
 }
 
 #[test]

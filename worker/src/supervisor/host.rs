@@ -1,6 +1,6 @@
 //! The supervisor as the [`LeaseHost`] of its worker.
 
-use std::{pin::Pin, time::Instant};
+use std::{collections::BTreeMap, pin::Pin, time::Instant};
 
 use tensord_proto::{
     ids::{LeaseId, PartId, StoreId, WorkerId},
@@ -8,6 +8,7 @@ use tensord_proto::{
     v1::{
         DeviceGrant, DeviceUsage, Error, GrantUsage, HeldDevice, IdleLease, InterruptedLease,
         KeepSnapshots, KeptLease, LeaseGranted, MissingPeer, OutOfService, SendSnapshots,
+        SnapshotMemory,
     },
 };
 use tensord_transport::tls::Fingerprint;
@@ -15,6 +16,7 @@ use tracing::warn;
 
 use super::{
     SnapshotStore, Supervisor,
+    keeper::NewSource,
     keeper_link::{Assignment, Keeper},
 };
 use crate::{
@@ -22,6 +24,9 @@ use crate::{
     locks::lock,
     process_message::{Empty, Task},
 };
+
+/// Most leases of which a heartbeat says how much memory their snapshots take; what others use is not counted.
+const MAX_SNAPSHOT_MEMORY: usize = 4096;
 
 impl LeaseHost for Supervisor {
     fn set_lease_key(&self, key: Vec<u8>) {
@@ -95,8 +100,36 @@ impl LeaseHost for Supervisor {
         };
         let name = sanitize(&command.source, MESSAGE_CHARS).to_string();
         let mut kept = lock(&self.kept_for_others);
-        let source = Fingerprint(pin);
-        kept.allow(Instant::now(), part, name, source, command.assignment);
+        let source = NewSource {
+            name,
+            certificate: Fingerprint(pin),
+            assignment: command.assignment,
+            is_handover: command.handover,
+        };
+        kept.allow(Instant::now(), part, &command.tenant, source);
+    }
+
+    fn set_tenant_snapshots(&self, permille: u32) {
+        lock(&self.kept_for_others).set_tenant_permille(permille);
+    }
+
+    fn snapshot_memory(&self) -> Vec<SnapshotMemory> {
+        let mut by_lease = BTreeMap::<LeaseId, u64>::new();
+        let mut add = |lease, bytes| *by_lease.entry(lease).or_default() += bytes;
+        let own = lock(&self.snapshots);
+        own.sizes().for_each(|(lease, bytes)| add(lease, bytes));
+        drop(own);
+        let kept = lock(&self.kept_for_others);
+        kept.sizes()
+            .for_each(|(part, bytes)| add(part.lease, bytes));
+        drop(kept);
+        let used = by_lease.into_iter().filter(|(_, bytes)| *bytes > 0);
+        let used = used.take(MAX_SNAPSHOT_MEMORY);
+        used.map(|(lease, bytes)| SnapshotMemory {
+            lease_id: lease.0,
+            bytes,
+        })
+        .collect()
     }
 
     fn drop_snapshots(&self, lease: LeaseId) {

@@ -4,8 +4,14 @@
 //! The scheduler allows other workers of a lease to send the snapshots of the sessions that they run,
 //! and names the workers' certificates. If one of them is lost, the scheduler grants devices of this
 //! worker to the lease, and the lease's process starts with these snapshots.
+//!
+//! All these snapshots share one bound in bytes. In a pool of several tenants, those of one tenant may use a part of it
+//! that the scheduler sets; what other workers send of its running leases beyond that is refused. The snapshots of
+//! suspended leases are not refused because of that: otherwise a tenant could keep devices by large snapshots, as its
+//! leases could not be suspended.
 
 pub(super) mod connection;
+mod tenants;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +24,7 @@ use std::{
 use tensord_proto::ids::{LeaseId, PartId, SessionId};
 use tensord_transport::tls::Fingerprint;
 
+use self::tenants::{Reserved, Tenants};
 use super::snapshots::{KeptSnapshot, Refused, SnapshotBounds, SnapshotFiles, Snapshots};
 use crate::process_message::SnapshotInfo;
 
@@ -42,7 +49,7 @@ pub(super) struct KeptForOthers {
     /// Bounds of all snapshots, with those that are being received. The number of devices is at least
     /// that of this worker: what could go on here of a lease has no more.
     bounds: SnapshotBounds,
-    receiving_bytes: u64,
+    tenants: Tenants,
     snapshots: Snapshots<PartId>,
     /// The workers that may send snapshots of a part of a lease, by their certificates.
     sources: BTreeMap<(PartId, [u8; 32]), Source>,
@@ -54,6 +61,17 @@ pub(super) struct KeptForOthers {
     allowed: u64,
 }
 
+/// A worker that is to send snapshots of a part of a lease.
+#[derive(Debug)]
+pub(super) struct NewSource {
+    pub(super) name: String,
+    pub(super) certificate: Fingerprint,
+    /// The scheduler's number of the assignment.
+    pub(super) assignment: u64,
+    /// Whether the lease does not run, so that the bound for one tenant does not hold for its snapshots.
+    pub(super) is_handover: bool,
+}
+
 /// A worker that may send snapshots of a part of a lease.
 #[derive(Debug)]
 struct Source {
@@ -62,6 +80,8 @@ struct Source {
     /// The scheduler's number of the assignment.
     assignment: u64,
     name: String,
+    /// See [`NewSource`].
+    is_handover: bool,
     /// Whether it may send more. It may not once the lease is suspended.
     may_send: bool,
     /// Number of its connections for the part.
@@ -74,7 +94,7 @@ impl KeptForOthers {
     pub(super) fn new(bounds: SnapshotBounds) -> Self {
         Self {
             bounds,
-            receiving_bytes: 0,
+            tenants: Tenants::default(),
             snapshots: Snapshots::default(),
             sources: BTreeMap::new(),
             senders: BTreeMap::new(),
@@ -83,22 +103,29 @@ impl KeptForOthers {
         }
     }
 
-    /// Allows the worker with this certificate to send the snapshots of a part of a lease, as the scheduler
+    /// Sets how much of the memory one tenant may use, in thousandths; 0 means all of it. Snapshots that are here stay.
+    pub(super) fn set_tenant_permille(&mut self, permille: u32) {
+        self.tenants.set_most(permille);
+    }
+
+    /// Allows a worker to send the snapshots of a part of a tenant's lease, as the scheduler
     /// has assigned it to this worker by a number. Its connections under an earlier number end. If the
     /// sessions ran at another worker before, the snapshots of that one have a lower epoch, and do not
     /// replace later ones.
-    pub(super) fn allow(
-        &mut self,
-        now: Instant,
-        part: PartId,
-        name: String,
-        certificate: Fingerprint,
-        assignment: u64,
-    ) {
+    pub(super) fn allow(&mut self, now: Instant, part: PartId, tenant: &str, source: NewSource) {
+        let NewSource {
+            name,
+            certificate,
+            assignment,
+            is_handover,
+        } = source;
         let key = (part, certificate.0);
         let known = self.sources.get(&key);
         let is_known = known.is_some_and(|it| it.may_send && it.assignment == assignment);
         let is_full = known.is_none() && self.sources.len() >= MAX_SOURCES;
+        if !is_full {
+            self.tenants.set(part, tenant);
+        }
         if is_known || is_full {
             return;
         }
@@ -114,6 +141,7 @@ impl KeptForOthers {
             number: self.allowed,
             assignment,
             name,
+            is_handover,
             may_send: true,
             connections: 0,
             last_seen: now,
@@ -137,6 +165,7 @@ impl KeptForOthers {
         let all = (part, SessionId(0))..=(part, SessionId(u64::MAX));
         self.senders.extract_if(all, |_, _| true).for_each(drop);
         self.snapshots.forget_lease(part);
+        self.tenants.forget(part);
         if self.parts_of(part.lease).is_empty() {
             self.held.remove(&part.lease);
         }
@@ -180,10 +209,11 @@ impl KeptForOthers {
         self.held.contains(&part.lease) && self.snapshots.has(part)
     }
 
-    /// Holds the snapshots of the part of a suspended lease that has run here, and those of other parts
+    /// Holds the snapshots of the part of a tenant's suspended lease that has run here, and those of other parts
     /// of the lease that are kept here.
-    pub(super) fn hold_own(&mut self, part: PartId, own: Vec<KeptSnapshot>) {
+    pub(super) fn hold_own(&mut self, part: PartId, tenant: &str, own: Vec<KeptSnapshot>) {
         self.forget_part(part);
+        self.tenants.set(part, tenant);
         self.snapshots.adopt(part, own);
         self.hold(part.lease);
     }
@@ -196,6 +226,11 @@ impl KeptForOthers {
     /// Returns the snapshots of a part of a lease.
     pub(super) fn snapshots_of(&self, part: PartId) -> Vec<KeptSnapshot> {
         self.snapshots.of(part)
+    }
+
+    /// Returns the bytes of the snapshots of each part of a lease.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = (PartId, u64)> {
+        self.snapshots.sizes()
     }
 
     /// Returns the suspended leases whose snapshots are held.
@@ -213,8 +248,19 @@ impl KeptForOthers {
 
     /// Returns the bytes for which there is room.
     pub(super) fn free_bytes(&self) -> u64 {
-        let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
-        self.bounds.max_bytes.saturating_sub(used_bytes)
+        self.bounds.max_bytes.saturating_sub(self.used_bytes())
+    }
+
+    /// Returns the bytes in use, with those of snapshots that are being received.
+    fn used_bytes(&self) -> u64 {
+        self.snapshots.used_bytes() + self.tenants.reserved_bytes()
+    }
+
+    /// Returns the bytes that a tenant uses, with those of snapshots that are being received.
+    fn used_by(&self, tenant: &str) -> u64 {
+        let parts = self.tenants.parts_of(tenant);
+        let sizes = parts.map(|part| self.snapshots.size_of(part).1);
+        sizes.sum::<u64>() + self.tenants.reserved_by(tenant)
     }
 
     /// Removes and returns the snapshots of a part of a lease that starts here. Its old worker may send
@@ -251,23 +297,32 @@ impl KeptForOthers {
             .collect()
     }
 
-    /// Drops snapshots of leases without a connection until there is room for `size_bytes`. Drops none if
-    /// that would not be enough.
-    fn make_room(&mut self, now: Instant, size_bytes: u64) {
-        if self.free_bytes() >= size_bytes {
+    /// Drops snapshots of leases without a connection, those of `tenant` first, until there is room for `size_bytes` more
+    /// of it, which may use `most_bytes`. Drops none if that would not be enough.
+    fn make_room(&mut self, now: Instant, tenant: &str, size_bytes: u64, most_bytes: u64) {
+        let mut used_bytes = self.used_bytes().saturating_add(size_bytes);
+        let mut tenant_bytes = self.used_by(tenant).saturating_add(size_bytes);
+        let max_bytes = self.bounds.max_bytes;
+        if used_bytes <= max_bytes && tenant_bytes <= most_bytes {
             return;
         }
-        let orphans = self.orphans(now, ORPHAN_PRIORITY_TIMEOUT);
-        let sizes = orphans.iter();
-        let sizes = sizes.map(|(_, part)| self.snapshots.size_of(*part).1);
-        if self.free_bytes() + sizes.sum::<u64>() < size_bytes {
-            return;
-        }
-        for (_, part) in orphans {
-            if self.free_bytes() >= size_bytes {
-                return;
+        let orphans = self.orphans(now, ORPHAN_PRIORITY_TIMEOUT).into_iter();
+        let is_own = |part: &PartId| *self.tenants.of(*part) == *tenant;
+        let (own, others): (Vec<_>, Vec<_>) = orphans.map(|(_, part)| part).partition(is_own);
+        let mut dropped = Vec::new();
+        let parts = own.into_iter().map(|part| (part, true));
+        for (part, is_own) in parts.chain(others.into_iter().map(|part| (part, false))) {
+            if used_bytes <= max_bytes && tenant_bytes <= most_bytes {
+                break;
             }
-            self.snapshots.forget_lease(part);
+            let bytes = self.snapshots.size_of(part).1;
+            used_bytes -= bytes;
+            tenant_bytes -= if is_own { bytes } else { 0 };
+            dropped.push(part);
+        }
+        if used_bytes <= max_bytes && tenant_bytes <= most_bytes {
+            let parts = dropped.into_iter();
+            parts.for_each(|part| self.snapshots.forget_lease(part));
         }
     }
 
@@ -331,24 +386,35 @@ impl KeptForOthers {
         session: SessionId,
         committed: u64,
         size_bytes: u64,
-    ) -> Result<(), String> {
+    ) -> Result<Reserved, String> {
         if !self.is_of_other(part, session, number) {
             self.snapshots.forget_before(part, session, committed);
         }
-        self.make_room(now, size_bytes);
-        let used_bytes = self.snapshots.used_bytes() + self.receiving_bytes;
-        if used_bytes.saturating_add(size_bytes) > self.bounds.max_bytes {
+        let tenant = self.tenants.of(part);
+        let max_bytes = self.bounds.max_bytes;
+        let source = self.numbered_source(part, number);
+        let most_bytes = match source.is_some_and(|source| source.is_handover) {
+            true => max_bytes,
+            false => self.tenants.most_of(max_bytes),
+        };
+        self.make_room(now, &tenant, size_bytes, most_bytes);
+        if self.free_bytes() < size_bytes {
+            let used_bytes = self.used_bytes();
             return Err(format!(
-                "the snapshot has {size_bytes} bytes, and {used_bytes} of {} bytes for snapshots of other workers' leases are in use",
-                self.bounds.max_bytes
+                "the snapshot has {size_bytes} bytes, and {used_bytes} of {max_bytes} bytes for snapshots of other workers' leases are in use"
             ));
         }
-        self.receiving_bytes += size_bytes;
-        Ok(())
+        let used_bytes = self.used_by(&tenant);
+        if most_bytes.saturating_sub(used_bytes) < size_bytes {
+            return Err(format!(
+                "the snapshot has {size_bytes} bytes, and its tenant's leases use {used_bytes} of the {most_bytes} bytes that one tenant may use of the memory for other workers' snapshots"
+            ));
+        }
+        Ok(self.tenants.reserve(tenant, size_bytes))
     }
 
-    fn release(&mut self, size_bytes: u64) {
-        self.receiving_bytes -= size_bytes;
+    fn release(&mut self, reserved: Reserved) {
+        self.tenants.release(reserved);
     }
 }
 

@@ -245,6 +245,12 @@ impl<K: Ord + Copy> Snapshots<K> {
         self.leases.values().map(|lease| lease.used_bytes).sum()
     }
 
+    /// Returns the bytes of each lease's snapshots.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = (K, u64)> {
+        let leases = self.leases.iter();
+        leases.map(|(lease, snapshots)| (*lease, snapshots.used_bytes))
+    }
+
     /// Returns the latest snapshot of a session.
     pub(crate) fn latest(&self, lease: K, session: SessionId) -> Option<KeptSnapshot> {
         let kept = self.leases.get(&lease)?.sessions.get(&session)?;

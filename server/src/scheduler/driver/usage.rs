@@ -3,7 +3,7 @@
 use tensord_proto::{
     grant::number,
     ids::{ClientId, LeaseId, WorkerId},
-    v1::{DeviceGrant, Heartbeat},
+    v1::{DeviceGrant, Heartbeat, SnapshotMemory},
 };
 use tensord_scheduler::{DeviceRef, LeasedDevice};
 
@@ -12,6 +12,9 @@ use crate::scheduler::{
     access::UnixMillis,
     usage::{Owner, WorkerReport},
 };
+
+/// Most leases whose snapshots are counted with one heartbeat: as many as a worker reports.
+const MAX_SNAPSHOTS: usize = 4096;
 
 impl Driver {
     /// Records that a lease of a client has got devices.
@@ -52,6 +55,27 @@ impl Driver {
             may_be_granted,
             |lease, grant| self.claimed_by(lease, worker, grant),
         )
+    }
+
+    /// Counts the memory that the snapshots of leases have taken at a worker since its heartbeat before, if there was one
+    /// on this stream.
+    pub(super) fn count_snapshots(
+        &self,
+        worker: WorkerId,
+        since: Option<UnixMillis>,
+        now: UnixMillis,
+        snapshots: &[SnapshotMemory],
+    ) {
+        let (Some(usage), Some(since)) = (&self.usage, since) else {
+            return;
+        };
+        let snapshots = snapshots.iter().take(MAX_SNAPSHOTS);
+        let owned = snapshots.filter_map(|it| {
+            let lease = LeaseId(it.lease_id);
+            let client = self.engine.owner_of_snapshots(lease, worker)?;
+            Some((lease, (self.lease_owner(client)?, it.bytes)))
+        });
+        usage.snapshots_kept(since, now, owned.collect());
     }
 
     /// Returns who has a lease with this grant of a worker's device, if a client has claimed it.

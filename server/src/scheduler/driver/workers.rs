@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tensord_proto::{
     ids::{LeaseId, PartId, WorkerId},
+    share::WHOLE_PERMILLE,
     v1::{
         DeviceUsage, Error, ErrorCode, Heartbeat, WorkerCommand, WorkerMessage,
         worker_message::Body,
@@ -23,6 +24,10 @@ use crate::{
         worker_events,
     },
 };
+
+/// How much of a worker's memory for the snapshots of other workers' leases one tenant may use if the pool has several, in
+/// thousandths. So copies of one tenant's running leases leave room for those of others.
+const TENANT_SNAPSHOTS_PERMILLE: u32 = 500;
 
 /// A worker that is joining. Its registration has been checked, and it is enrolled.
 pub(in crate::scheduler) struct JoiningWorker {
@@ -46,6 +51,8 @@ pub(super) struct JoinedWorker {
     usage: Vec<DeviceUsage>,
     /// The devices that the worker last reported as out of service.
     out_of_service: Outages,
+    /// When the memory of snapshots at the worker was counted last.
+    snapshots_counted_at: Option<UnixMillis>,
 }
 
 impl JoinedWorker {
@@ -109,6 +116,12 @@ impl Driver {
         }
         // The queue has room: nothing has been sent yet.
         let _ = open.send(answer);
+        let permille = self.tenant_snapshots_permille();
+        if permille < WHOLE_PERMILLE {
+            // Other workers may send snapshots before the first reply to a heartbeat.
+            let time = worker_commands::time(UnixMillis::now(), Vec::new(), permille);
+            let _ = open.send(time);
+        }
         let (address, devices) = (&registration.endpoint.address, registration.devices.len());
         let (held_count, is_new) = (held.len(), admitted.is_new);
         info!(%worker, %address, devices, held = held_count, leaving, is_new, "worker {name} joined");
@@ -128,6 +141,7 @@ impl Driver {
             kinds: kinds.collect(),
             usage: Vec::new(),
             out_of_service: out_of_service.clone(),
+            snapshots_counted_at: None,
         };
         if let Some(replaced) = self.workers.insert(worker, member) {
             let words = "a later stream of the same worker replaced this one";
@@ -215,12 +229,16 @@ impl Driver {
             return;
         };
         let recorded = self.count_reported(worker, &member.kinds, &heartbeat);
-        let time = worker_commands::time(UnixMillis::now(), recorded);
+        let permille = self.tenant_snapshots_permille();
+        let time = worker_commands::time(UnixMillis::now(), recorded, permille);
         if let Err(error) = member.open.send(time) {
             return self.on_worker_disconnected(worker, id, Some(&error));
         }
         if let Some(member) = self.workers.get_mut(&worker) {
             member.usage = heartbeat.usage;
+            let now = UnixMillis::now();
+            let since = member.snapshots_counted_at.replace(now);
+            self.count_snapshots(worker, since, now, &heartbeat.snapshots);
         }
         let devices = worker_events::outages(heartbeat.out_of_service);
         let kept = worker_events::kept(worker, &heartbeat.kept, &heartbeat.in_store);
@@ -387,12 +405,23 @@ impl Driver {
         let (to_source, to_keeper) = (source.worker, keeper.worker);
         // The keeper first, so that it knows the source when that connects. If it is cut off, the
         // engine issues the command again when it is back.
-        let keep = worker_commands::keep_snapshots(part, source, assignment);
+        let tenant = self.engine.tenant_of(lease).map(ToString::to_string);
+        let tenant = tenant.unwrap_or_default();
+        let handover = !self.engine.is_running(lease);
+        let keep = worker_commands::keep_snapshots(part, source, assignment, tenant, handover);
         let gone = self.send_to_worker(to_keeper, keep);
         gone.or_else(|| {
             let send = worker_commands::send_snapshots(part, keeper, assignment);
             self.send_to_worker(to_source, send)
         })
+    }
+
+    /// Returns how much of a worker's memory for the snapshots of other workers' leases one tenant may use, in thousandths.
+    fn tenant_snapshots_permille(&self) -> u32 {
+        match self.tenants.read().iter().nth(1) {
+            Some(_) => TENANT_SNAPSHOTS_PERMILLE,
+            None => WHOLE_PERMILLE,
+        }
     }
 
     /// Queues a command for a worker. If its queue is full or closed, cuts the worker off and

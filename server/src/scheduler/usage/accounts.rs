@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
+    ops::Range,
     sync::Arc,
 };
 
@@ -124,12 +125,19 @@ impl Changes {
         }
     }
 
-    fn add(&mut self, account: &Account, to_ms: u64, amount: &Amount) {
-        for (time, part) in by_hours(account.counted_at, to_ms, amount) {
+    /// Adds an amount that was used in a time, in milliseconds since 1970.
+    pub(super) fn add(
+        &mut self,
+        subject: &Subject,
+        kind: &Arc<str>,
+        time_ms: Range<u64>,
+        amount: &Amount,
+    ) {
+        for (time, part) in by_hours(time_ms.start, time_ms.end, amount) {
             let key = SumKey {
                 time,
-                subject: account.subject.clone(),
-                kind: account.kind.clone(),
+                subject: subject.clone(),
+                kind: kind.clone(),
             };
             self.sums.entry(key).or_default().add(&part);
         }
@@ -250,7 +258,8 @@ impl Accounts {
             account.counted_at = now.0;
             return false;
         }
-        changes.add(account, now.0, &added);
+        let (subject, kind) = (&account.subject, &account.kind);
+        changes.add(subject, kind, account.counted_at..now.0, &added);
         // The rest counts with later reports, as far as it is possible then: the earlier report may have
         // been under way for longer than this one.
         account.counted.add(&added);

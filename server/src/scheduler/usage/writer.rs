@@ -21,7 +21,7 @@ use super::{
 use crate::scheduler::access::UnixMillis;
 
 /// How long changes wait for others, unless they are urgent. A crash loses nothing by that, as workers
-/// report sums.
+/// report sums, but the memory of snapshots in this time.
 const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Pause before changes that could not be written are tried again.

@@ -27,6 +27,7 @@ use crate::{
     process_message::SnapshotInfo,
     supervisor::{
         Supervisor,
+        keeper::Reserved,
         snapshots::{KeptSnapshot, Refused, SnapshotFiles},
     },
 };
@@ -122,6 +123,8 @@ pub(in crate::supervisor) struct Receiving<'a> {
     received_bytes: u64,
     /// `None` if the snapshot is not kept, for the reason that was sent.
     files: Option<ReceivedFiles>,
+    /// The bytes reserved for it, until it is stored or dropped.
+    reserved: Option<Reserved>,
 }
 
 /// The memory to which the parts of a snapshot are written.
@@ -160,9 +163,8 @@ fn announced_bytes(begin: &SnapshotBegin) -> u64 {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        if self.files.is_some() {
-            let announced_bytes = announced_bytes(&self.begin);
-            lock(&self.supervisor.kept_for_others).release(announced_bytes);
+        if let Some(reserved) = self.reserved.take() {
+            lock(&self.supervisor.kept_for_others).release(reserved);
         }
     }
 }
@@ -308,6 +310,7 @@ impl SourceConnection {
             begin,
             received_bytes: 0,
             files: None,
+            reserved: None,
         };
         let session = SessionId(begin.id.unwrap_or_default().session_id);
         let mut kept = lock(&self.supervisor.kept_for_others);
@@ -321,16 +324,17 @@ impl SourceConnection {
             None => Err(MOVED.into()),
         };
         drop(kept);
-        if let Err(reason) = reserved {
-            return (receiving, Err(reason));
-        }
+        let reserved = match reserved {
+            Ok(reserved) => reserved,
+            Err(reason) => return (receiving, Err(reason)),
+        };
         match ReceivedFiles::new(&begin) {
             Ok(files) => {
-                receiving.files = Some(files);
+                (receiving.files, receiving.reserved) = (Some(files), Some(reserved));
                 (receiving, Ok(()))
             }
             Err(e) => {
-                lock(&self.supervisor.kept_for_others).release(announced_bytes(&begin));
+                lock(&self.supervisor.kept_for_others).release(reserved);
                 (receiving, Err(format!("no memory for the snapshot: {e}")))
             }
         }
@@ -357,7 +361,9 @@ impl SourceConnection {
         };
         let sealed = files.seal();
         let mut kept = lock(&self.supervisor.kept_for_others);
-        kept.release(announced_bytes(&begin));
+        if let Some(reserved) = receiving.reserved.take() {
+            kept.release(reserved);
+        }
         let files = match sealed {
             Ok(files) => files,
             Err(e) => {

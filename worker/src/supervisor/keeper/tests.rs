@@ -16,6 +16,8 @@ const PART: PartId = part(7, 0);
 
 const ASSIGNMENT: u64 = 5;
 
+const TENANT: &str = "a";
+
 const fn part(lease: u64, index: u32) -> PartId {
     let lease = LeaseId(lease);
     PartId { lease, index }
@@ -30,9 +32,19 @@ fn certificate(byte: u8) -> Fingerprint {
     Fingerprint([byte; 32])
 }
 
+/// The worker that has a certificate, for leases that run.
+fn source(byte: u8, assignment: u64) -> NewSource {
+    NewSource {
+        name: format!("w{byte}"),
+        certificate: certificate(byte),
+        assignment,
+        is_handover: false,
+    }
+}
+
 fn allowed(now: Instant) -> KeptForOthers {
     let mut kept = KeptForOthers::new(BOUNDS);
-    kept.allow(now, PART, "w1".into(), certificate(1), ASSIGNMENT);
+    kept.allow(now, PART, TENANT, source(1, ASSIGNMENT));
     kept
 }
 
@@ -84,10 +96,10 @@ fn connection_of_an_earlier_assignment_counts_no_more() {
     let first = kept.source(PART, Some(certificate), ASSIGNMENT);
     let first = first.unwrap().number;
     // The scheduler sends the same again when this worker has joined again.
-    kept.allow(now, PART, "w1".into(), certificate, ASSIGNMENT);
+    kept.allow(now, PART, TENANT, source(1, ASSIGNMENT));
     assert!(kept.numbered_source(PART, first).is_some());
     kept.add(PART, first, 0, info(1, 1), memory()).unwrap();
-    kept.allow(now, PART, "w1".into(), certificate, ASSIGNMENT + 1);
+    kept.allow(now, PART, TENANT, source(1, ASSIGNMENT + 1));
     assert!(kept.numbered_source(PART, first).is_none());
     assert!(kept.source(PART, Some(certificate), ASSIGNMENT).is_none());
     assert!(
@@ -105,7 +117,7 @@ fn connection_of_an_earlier_assignment_counts_no_more() {
 fn each_worker_of_a_lease_ends_its_own_sessions() {
     let now = Instant::now();
     let mut kept = allowed(now);
-    kept.allow(now, PART, "w2".into(), certificate(2), ASSIGNMENT);
+    kept.allow(now, PART, TENANT, source(2, ASSIGNMENT));
     let number = |kept: &mut KeptForOthers, byte| {
         let source = kept.source(PART, Some(certificate(byte)), ASSIGNMENT);
         source.unwrap().number
@@ -188,7 +200,7 @@ fn snapshots_without_a_connection_give_way() {
     let mut kept = allowed(now);
     add(&mut kept, 1);
     let other = part(8, 0);
-    kept.allow(now, other, "w2".into(), certificate(2), ASSIGNMENT);
+    kept.allow(now, other, TENANT, source(2, ASSIGNMENT));
     let mut reserve = |now, size_bytes| {
         let reserved = kept.reserve(now, other, 2, SessionId(2), 0, size_bytes);
         (reserved.is_ok(), kept.snapshots.of(PART).len())
@@ -216,16 +228,16 @@ fn memory_is_taken_before_a_snapshot_is_received() {
         let now = Instant::now();
         kept.reserve(now, PART, 1, SessionId(1), committed, size_bytes)
     };
-    assert_eq!(reserve(&mut kept, 0, max_bytes), Ok(()));
+    let reserved = reserve(&mut kept, 0, max_bytes).unwrap();
     assert!(reserve(&mut kept, 0, 1).is_err());
-    kept.release(max_bytes);
+    kept.release(reserved);
     add(&mut kept, 1);
     assert!(reserve(&mut kept, 1, max_bytes).is_err());
     assert!(reserve(&mut kept, 1, u64::MAX).is_err());
-    assert_eq!(reserve(&mut kept, 1, 1), Ok(()));
-    kept.release(1);
+    let reserved = reserve(&mut kept, 1, 1).unwrap();
+    kept.release(reserved);
     // The client has committed mark 2, so that it cannot go on from mark 1.
-    assert_eq!(reserve(&mut kept, 2, max_bytes), Ok(()));
+    assert!(reserve(&mut kept, 2, max_bytes).is_ok());
 }
 
 #[test]
@@ -239,7 +251,7 @@ fn connection_of_an_earlier_source_counts_for_no_other() {
     };
     let first = number(&mut kept);
     kept.forget(LEASE);
-    kept.allow(now, PART, "w1".into(), certificate(1), ASSIGNMENT);
+    kept.allow(now, PART, TENANT, source(1, ASSIGNMENT));
     assert_ne!(number(&mut kept), first);
     assert!(kept.numbered_source(PART, first).is_none());
 }
@@ -249,7 +261,7 @@ fn snapshots_of_one_part_are_dropped_while_the_lease_is_held() {
     let now = Instant::now();
     let mut kept = allowed(now);
     let other = part(7, 1);
-    kept.allow(now, other, "w2".into(), certificate(2), ASSIGNMENT);
+    kept.allow(now, other, TENANT, source(2, ASSIGNMENT));
     assert!(
         kept.source(other, Some(certificate(1)), ASSIGNMENT)
             .is_none()
@@ -289,12 +301,144 @@ fn part_that_ran_here_is_held_with_those_of_other_workers() {
     };
     let snapshot = |session| KeptSnapshot::new(0, info(session, 1), File::from(memory()), None);
     add(&mut kept, 1);
-    kept.hold_own(own, vec![snapshot(2)]);
+    kept.hold_own(own, TENANT, vec![snapshot(2)]);
     assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![2]));
-    kept.hold_own(own, vec![snapshot(3)]);
+    kept.hold_own(own, TENANT, vec![snapshot(3)]);
     assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![3]));
     assert_eq!(kept.take(own).len(), 1);
     assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![]));
     kept.forget(LEASE);
     assert_eq!(kept.snapshots.used_bytes(), 0);
+}
+
+/// Reserves memory for a snapshot of the only session of a part. Returns the reason if there is no room.
+fn reserve(
+    kept: &mut KeptForOthers,
+    now: Instant,
+    part: PartId,
+    size_bytes: u64,
+) -> Result<Reserved, String> {
+    let source = kept.source(part, Some(certificate(1)), ASSIGNMENT);
+    let number = source.unwrap().number;
+    kept.reserve(now, part, number, SessionId(1), 0, size_bytes)
+}
+
+#[test]
+fn a_tenant_uses_only_its_part_of_the_memory() {
+    let now = Instant::now();
+    let mut kept = KeptForOthers::new(BOUNDS);
+    let [first, second, other] = [part(1, 0), part(2, 0), part(3, 0)];
+    for (part, tenant) in [(first, "a"), (second, "a"), (other, "b")] {
+        kept.allow(now, part, tenant, source(1, ASSIGNMENT));
+    }
+    kept.set_tenant_permille(500);
+    let half = BOUNDS.max_bytes / 2;
+    let reserved = reserve(&mut kept, now, first, half - 1).unwrap();
+    let refused = reserve(&mut kept, now, second, 2).unwrap_err();
+    let expected = "the snapshot has 2 bytes, and its tenant's leases use 524287 of the 524288 bytes that one tenant may use of the memory for other workers' snapshots";
+    assert_eq!(refused, expected);
+    let of_other = reserve(&mut kept, now, other, half).unwrap();
+    assert!(reserve(&mut kept, now, other, 1).is_err());
+    kept.release(of_other);
+    kept.release(reserved);
+    // A suspended lease is held whatever its size, and its bytes count for its tenant.
+    let snapshot = KeptSnapshot::new(0, info(1, 1), File::from(memory()), None);
+    kept.hold_own(second, "a", vec![snapshot]);
+    assert!(reserve(&mut kept, now, first, half).is_err());
+    let reserved = reserve(&mut kept, now, first, half - (64 << 10)).unwrap();
+    kept.release(reserved);
+    // So are the snapshots of one that another worker hands over.
+    let handover = NewSource {
+        is_handover: true,
+        ..source(1, ASSIGNMENT + 1)
+    };
+    kept.allow(now, first, "a", handover);
+    let number = kept.source(first, Some(certificate(1)), ASSIGNMENT + 1);
+    let number = number.unwrap().number;
+    let reserved = kept.reserve(now, first, number, SessionId(1), 0, half);
+    kept.release(reserved.unwrap());
+    kept.forget(LeaseId(1));
+    kept.forget(LeaseId(2));
+    for part in [first, second] {
+        kept.allow(now, part, "a", source(1, ASSIGNMENT));
+    }
+    // A pool of one tenant.
+    let reserved = reserve(&mut kept, now, first, half - 1).unwrap();
+    kept.set_tenant_permille(1000);
+    let more = reserve(&mut kept, now, second, half).unwrap();
+    kept.release(more);
+    kept.release(reserved);
+    assert_eq!(kept.used_bytes(), 0);
+}
+
+#[test]
+fn a_tenants_own_snapshots_give_way_first() {
+    let now = Instant::now();
+    let late = now + ORPHAN_PRIORITY_TIMEOUT;
+    let [own, other, runs] = [part(1, 0), part(2, 0), part(3, 0)];
+    let check = |size_bytes, expected: [usize; 2]| {
+        let mut kept = KeptForOthers::new(BOUNDS);
+        kept.set_tenant_permille(750);
+        // The other tenant's snapshot comes first in the order of orphans.
+        for (part, tenant, since) in [(other, "b", now), (own, "a", now), (runs, "a", late)] {
+            kept.allow(since, part, tenant, source(1, ASSIGNMENT));
+        }
+        for part in [own, other] {
+            kept.add(part, 1, 0, info(1, 1), memory()).unwrap();
+        }
+        let reserved = reserve(&mut kept, late, runs, size_bytes);
+        let left = [own, other].map(|part| kept.snapshots_of(part).len());
+        assert_eq!((reserved.is_ok(), left), (expected != [1, 1], expected));
+    };
+    // Each of the two costs 64 KiB of 1 MiB, of which a tenant may use three quarters.
+    let kib = 1 << 10;
+    check(768 * kib, [0, 1]);
+    check(705 * kib, [0, 1]);
+    // To drop the tenant's own snapshot would not be enough.
+    check(769 * kib, [1, 1]);
+}
+
+#[test]
+fn nothing_is_dropped_if_suspended_leases_use_up_the_tenants_part() {
+    let now = Instant::now();
+    let late = now + ORPHAN_PRIORITY_TIMEOUT;
+    let mut kept = KeptForOthers::new(BOUNDS);
+    let [waits, runs] = [part(1, 0), part(2, 0)];
+    for (part, since) in [(waits, now), (runs, late)] {
+        kept.allow(since, part, "a", source(1, ASSIGNMENT));
+    }
+    kept.add(waits, 1, 0, info(1, 1), memory()).unwrap();
+    // Five suspended leases of 64 KiB each exceed the tenant's quarter of 1 MiB.
+    for lease in 3..8 {
+        let snapshot = KeptSnapshot::new(0, info(1, 1), File::from(memory()), None);
+        kept.hold_own(part(lease, 0), "a", vec![snapshot]);
+    }
+    kept.set_tenant_permille(250);
+    assert!(reserve(&mut kept, late, runs, 1).is_err());
+    assert_eq!(kept.snapshots_of(waits).len(), 1);
+    kept.forget(LeaseId(3));
+    kept.forget(LeaseId(4));
+    assert!(reserve(&mut kept, late, runs, 64 << 10).is_ok());
+    assert!(kept.snapshots_of(waits).is_empty());
+}
+
+#[test]
+fn the_tenant_of_a_lease_may_be_known_later() {
+    let now = Instant::now();
+    let mut kept = KeptForOthers::new(BOUNDS);
+    kept.set_tenant_permille(500);
+    let mut allow = |tenant: &str, assignment| {
+        kept.allow(now, PART, tenant, source(1, assignment));
+        let reserved = kept.tenants.of(PART);
+        reserved.to_string()
+    };
+    assert_eq!(allow("", ASSIGNMENT), "");
+    assert_eq!(allow("a", ASSIGNMENT), "a");
+    assert_eq!(
+        allow("", ASSIGNMENT + 1),
+        "a",
+        "an unknown tenant replaces no known one"
+    );
+    kept.forget(LEASE);
+    assert_eq!(&*kept.tenants.of(PART), "");
 }
