@@ -37,6 +37,8 @@ mod handover;
 mod host;
 mod keeper;
 mod keeper_link;
+#[cfg(test)]
+mod keeping_laws;
 mod kept_uploads;
 mod kernels;
 mod lease_cgroups;

@@ -77,8 +77,8 @@ impl Spawner {
         Ok(Self(requests))
     }
 
-    /// Returns a spawner that starts no process, for simulations.
-    #[cfg(feature = "testing")]
+    /// Returns a spawner that starts no process, for simulations and tests.
+    #[cfg(any(test, feature = "testing"))]
     pub(in crate::supervisor) fn closed() -> Self {
         Self(mpsc::channel().0)
     }
