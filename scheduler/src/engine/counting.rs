@@ -31,7 +31,8 @@ impl CountingRequests {
     }
 
     pub(super) fn contains(&self, tenant: &TenantName, request: LeaseId) -> bool {
-        self.of(tenant).any(|(lease, _)| *lease == request)
+        let of_tenant = self.by_tenant.get(tenant);
+        of_tenant.is_some_and(|requests| requests.contains_key(&request))
     }
 
     fn of(&self, tenant: &TenantName) -> impl Iterator<Item = (&LeaseId, &Amounts)> {
@@ -40,21 +41,29 @@ impl CountingRequests {
 }
 
 impl Engine {
-    /// Returns what a request's tenant has, for the check of the limit, and the most that its earlier requests could get
-    /// which can count on devices.
+    /// Returns what a tenant counts as when its limit is checked for a request: what it has, and the most that each
+    /// earlier request could get that can count on devices.
     pub(super) fn counts_for(&self, tenant: &TenantName, request: Rank) -> Cow<'_, Amounts> {
         match self.counting.has_any_of(tenant) {
-            true => Cow::Owned(self.counts_with_requests(tenant, request)),
+            true => Cow::Owned(self.used_with(tenant, self.counting_of(tenant, request))),
             false => Cow::Borrowed(self.used_by(tenant)),
         }
     }
 
-    /// Returns what a tenant has, with the most that its requests can get which can count on devices.
+    /// Returns what a tenant has, and the most that each request could get that can count on devices.
     pub(super) fn most_with_requests(&self, tenant: &TenantName) -> Amounts {
-        let mut counts = self.used_by(tenant).clone();
-        let counting = self.counting.of(tenant);
-        counting.for_each(|(_, most)| counts.add(most));
-        counts
+        self.used_with(tenant, self.counting.of(tenant).map(|(_, most)| most))
+    }
+
+    /// Returns what a tenant has, with more.
+    fn used_with<'a>(
+        &self,
+        tenant: &TenantName,
+        more: impl Iterator<Item = &'a Amounts>,
+    ) -> Amounts {
+        let mut used = self.used_by(tenant).clone();
+        more.for_each(|it| used.add(it));
+        used
     }
 
     /// Returns the most that a request with this demand could get.
@@ -66,14 +75,6 @@ impl Engine {
     /// Returns the number of requests of a tenant that come before one of it and can count on devices.
     pub(super) fn counting_before(&self, tenant: &TenantName, request: Rank) -> usize {
         self.counting_of(tenant, request).count()
-    }
-
-    /// Returns what a tenant has, with those of its requests that come before one and can count on devices.
-    fn counts_with_requests(&self, tenant: &TenantName, request: Rank) -> Amounts {
-        let mut counts = self.used_by(tenant).clone();
-        let before = self.counting_of(tenant, request);
-        before.for_each(|most| counts.add(most));
-        counts
     }
 
     /// Returns the most that each request of a tenant could get that can count on devices, still waits, and comes before

@@ -5,9 +5,9 @@
 //! ([`GrantUsage`]). [`Accounts`] keeps the last report of each grant, so that what is new is counted
 //! once, and a scheduler that restarts goes on where the last one was: both the sums and the last
 //! reports are in `usage.redb`, and one transaction writes both. So a crash loses nothing that a worker
-//! still knows, and counts nothing twice. The exception is the memory of snapshots, of which workers report
-//! what it is at the moment: a crash loses what was counted of that since the last write. A worker forgets a released grant when its final report is on
-//! disk here.
+//! still knows, and counts nothing twice. A worker forgets a released grant when its final report is on
+//! disk here. The memory of snapshots is the exception: workers report what it is at the moment, so a crash
+//! loses what was counted of it since the last write.
 //!
 //! The devices' own count of their work, which knows no leases, is kept beside these sums, to check them.
 //!
@@ -236,7 +236,7 @@ impl UsageLog {
     }
 
     /// Adds the memory of snapshots at a worker since `from`, under the kind [`SNAPSHOTS`]. `snapshots` has the owner and the
-    /// bytes of each lease. Time without reports is not counted, nor what a crash keeps from the disk.
+    /// bytes of each lease. Time without reports is not counted, and a crash loses what is not on disk yet.
     pub(super) fn snapshots_kept(
         &self,
         from: UnixMillis,

@@ -25,7 +25,7 @@ use crate::{
     process_message::{Empty, Task},
 };
 
-/// Most leases of which a heartbeat says how much memory their snapshots take; what others use is not counted.
+/// Most leases whose snapshots a heartbeat reports; the memory of those of other leases is not counted.
 const MAX_SNAPSHOT_MEMORY: usize = 4096;
 
 impl LeaseHost for Supervisor {

@@ -229,14 +229,13 @@ impl Driver {
             return;
         };
         let recorded = self.count_reported(worker, &member.kinds, &heartbeat);
-        let permille = self.tenant_snapshots_permille();
-        let time = worker_commands::time(UnixMillis::now(), recorded, permille);
+        let (now, permille) = (UnixMillis::now(), self.tenant_snapshots_permille());
+        let time = worker_commands::time(now, recorded, permille);
         if let Err(error) = member.open.send(time) {
             return self.on_worker_disconnected(worker, id, Some(&error));
         }
         if let Some(member) = self.workers.get_mut(&worker) {
             member.usage = heartbeat.usage;
-            let now = UnixMillis::now();
             let since = member.snapshots_counted_at.replace(now);
             self.count_snapshots(worker, since, now, &heartbeat.snapshots);
         }
