@@ -50,6 +50,8 @@ mod process_run;
 mod recent_deaths;
 mod restarts;
 mod running;
+#[cfg(test)]
+mod sealed_memory;
 #[cfg(feature = "testing")]
 pub(crate) mod simulated;
 mod snapshot_copies;

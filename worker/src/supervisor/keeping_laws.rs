@@ -18,9 +18,12 @@ use std::fs::File;
 
 use self::places::{
     BOUNDS, Base, Copied, OTHER_LEASE, OtherWorker, Place, Taken, directory, other_worker,
-    own_memory, sealed, taken,
+    own_memory, taken,
 };
-use super::snapshots::{KeptSnapshot, Refused};
+use super::{
+    sealed_memory::sealed_memory,
+    snapshots::{KeptSnapshot, Refused},
+};
 
 async fn last_and_committed_snapshots_stay<P: Place>(mut copied: Copied<P>) {
     let all = [
@@ -91,7 +94,12 @@ async fn ended_sessions_and_leases_have_none<P: Place>(mut copied: Copied<P>) {
     copied.expect(&all).await;
     copied.end_session(1);
     copied.expect(&all[1..]).await;
-    let other = KeptSnapshot::new(0, all[0].info(), File::from(sealed(all[0].bytes)), None);
+    let other = KeptSnapshot::new(
+        0,
+        all[0].info(),
+        File::from(sealed_memory(all[0].bytes)),
+        None,
+    );
     copied.place.keep_other_lease(other).await;
     copied.place.end_lease().await;
     copied.expect(&[]).await;

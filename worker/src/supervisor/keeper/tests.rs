@@ -1,14 +1,9 @@
 //! Tests of what a keeper allows and keeps.
 
-use std::{fs::File, io::Write, os::fd::OwnedFd};
-
-use rustix::fs::fcntl_add_seals;
+use std::{fs::File, os::fd::OwnedFd};
 
 use super::*;
-use crate::{
-    blobs::shared::{SEALS, unnamed_memory},
-    process_message::SnapshotInfo,
-};
+use crate::{process_message::SnapshotInfo, supervisor::sealed_memory::sealed_memory};
 
 const LEASE: LeaseId = LeaseId(7);
 
@@ -49,10 +44,7 @@ fn allowed(now: Instant) -> KeptForOthers {
 }
 
 fn memory() -> OwnedFd {
-    let mut file = unnamed_memory("test").unwrap();
-    file.write_all(&[1; 8]).unwrap();
-    fcntl_add_seals(&file, SEALS).unwrap();
-    file.into()
+    sealed_memory(&[1; 8])
 }
 
 fn info(session_id: u64, mark: u64) -> SnapshotInfo {

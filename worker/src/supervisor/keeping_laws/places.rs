@@ -1,17 +1,10 @@
 //! The places that keep snapshots, for the tests of their laws, each with a lease whose snapshots are copied there.
 
 use std::{
-    fs::File,
-    io::Write,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileExt, MetadataExt},
-    },
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::fs::fcntl_add_seals;
 use tempfile::TempDir;
 use tensord_proto::{
     grant::GrantNumber,
@@ -31,13 +24,13 @@ use crate::supervisor::{
     keeper::NewSource,
     keeper_link::{Assignment, Keeper, KeeperLink, KeeperQueues},
     process::Spawner,
+    sealed_memory::{contents, sealed_memory},
     snapshot_copies::SnapshotCopies,
     snapshot_store::StoredPart,
     snapshots::{KeptSnapshot, Refused, SnapshotBounds, SnapshotFiles},
     store_link::StoreLink,
 };
 use crate::{
-    blobs::shared::{SEALS, unnamed_memory},
     devices::{DeviceSelection, FoundDevice},
     lease_host::LeaseHost,
     locks::lock,
@@ -222,19 +215,6 @@ pub(super) fn taken(mark: u64, committed: u64, bytes: &[u8]) -> Taken<'_> {
     }
 }
 
-pub(super) fn sealed(bytes: &[u8]) -> OwnedFd {
-    let mut file = unnamed_memory("test").unwrap();
-    file.write_all(bytes).unwrap();
-    fcntl_add_seals(&file, SEALS).unwrap();
-    file.into()
-}
-
-fn read(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; file.metadata().unwrap().size() as usize];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
 fn worker(id: u64, store: Option<SnapshotStore>) -> (Arc<Supervisor>, mpsc::Receiver<Job>) {
     let found = FoundDevice {
         selection: DeviceSelection {
@@ -374,8 +354,8 @@ impl<P: Place> Copied<P> {
         let session = SessionId(taken.session);
         let new_base = taken.base.filter(|base| base.is_new);
         let files = SnapshotFiles {
-            file: sealed(taken.bytes),
-            base: new_base.map(|base| sealed(base.bytes)),
+            file: sealed_memory(taken.bytes),
+            base: new_base.map(|base| sealed_memory(base.bytes)),
         };
         let added = {
             let mut snapshots = lock(&self.source.snapshots);
@@ -417,14 +397,14 @@ impl<P: Place> Copied<P> {
 
     async fn contents(&self) -> Vec<Contents> {
         let loaded = self.place.load(LEASE).await;
-        let contents = loaded.iter().map(|kept| {
+        let found = loaded.iter().map(|kept| {
             let id = kept.id();
-            let base = kept.base.as_ref().map(|base| read(&base.file));
-            (id.session_id, id.epoch, id.mark, read(&kept.file), base)
+            let base = kept.base.as_ref().map(|base| contents(&base.file));
+            (id.session_id, id.epoch, id.mark, contents(&kept.file), base)
         });
-        let mut contents: Vec<_> = contents.collect();
-        contents.sort();
-        contents
+        let mut found: Vec<_> = found.collect();
+        found.sort();
+        found
     }
 }
 

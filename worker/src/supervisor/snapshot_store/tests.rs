@@ -3,17 +3,11 @@ use std::{collections::BTreeSet, io::Read, os::unix::fs::PermissionsExt, path::P
 use tempfile::TempDir;
 
 use super::{objects::ID_OBJECT, *};
+use crate::supervisor::sealed_memory::{contents, sealed_memory};
 
 const KEY: &[u8] = b"the key of a pool";
 
 const LEASE: LeaseId = LeaseId(7);
-
-fn memory(bytes: &[u8]) -> File {
-    let mut file = unnamed_memory("test").unwrap();
-    file.write_all(bytes).unwrap();
-    fcntl_add_seals(&file, SEALS).unwrap();
-    file
-}
 
 fn snapshot(session_id: u64, epoch: u64, mark: u64, committed: u64, bytes: &[u8]) -> KeptSnapshot {
     let info = SnapshotInfo {
@@ -23,21 +17,7 @@ fn snapshot(session_id: u64, epoch: u64, mark: u64, committed: u64, bytes: &[u8]
         size_bytes: bytes.len() as u64,
         base_id: 0,
     };
-    KeptSnapshot::new(epoch, info, memory(bytes), None)
-}
-
-/// Returns the bytes of a snapshot.
-fn contents(snapshot: &KeptSnapshot) -> Vec<u8> {
-    let (mut at, mut bytes) = (0, Vec::new());
-    let mut part = [0; 64];
-    loop {
-        let read = std::os::unix::fs::FileExt::read_at(&*snapshot.file, &mut part, at).unwrap();
-        if read == 0 {
-            return bytes;
-        }
-        bytes.extend(&part[..read]);
-        at += read as u64;
-    }
+    KeptSnapshot::new(epoch, info, File::from(sealed_memory(bytes)), None)
 }
 
 async fn open() -> (TempDir, SnapshotStore) {
@@ -107,9 +87,9 @@ async fn needed_snapshots_are_loaded() {
     let sizes: BTreeSet<_> = listed.iter().map(|(_, size)| *size).collect();
     assert_eq!((listed.len(), sizes), (5, [0, 3, 5, 9].into()));
     let loaded = part.load(17).await.unwrap();
-    let found = loaded.iter().map(|it| (it.id(), contents(it)));
+    let found = loaded.iter().map(|it| (it.id(), contents(&it.file)));
     let expected = [&stored[4], &stored[2], &stored[3]];
-    let expected = expected.map(|it| (it.id(), contents(it)));
+    let expected = expected.map(|it| (it.id(), contents(&it.file)));
     assert_eq!(found.collect::<Vec<_>>(), expected);
     let error = part.load(13).await.unwrap_err();
     assert!(error.contains("14 bytes"), "{error}");
@@ -125,7 +105,7 @@ async fn snapshots_are_loaded_with_the_base_that_they_share() {
     let base = KeptBase {
         id: 9,
         size_bytes: 4,
-        file: Arc::new(memory(b"base")),
+        file: Arc::new(File::from(sealed_memory(b"base"))),
     };
     let with_base = |mark, committed, bytes: &[u8]| {
         let mut snapshot = snapshot(1, 0, mark, committed, bytes);

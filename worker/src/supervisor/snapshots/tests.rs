@@ -1,10 +1,8 @@
-use std::io::Write;
-
 use rustix::fs::fcntl_add_seals;
 use tensord_proto::ids::LeaseId;
 
 use super::*;
-use crate::blobs::shared::unnamed_memory;
+use crate::{blobs::shared::unnamed_memory, supervisor::sealed_memory::sealed_memory};
 
 const LEASE: LeaseId = LeaseId(7);
 
@@ -18,10 +16,7 @@ const MAX: SnapshotBounds = SnapshotBounds {
 };
 
 fn memory(units: u64) -> OwnedFd {
-    let mut file = unnamed_memory("test").unwrap();
-    file.write_all(&vec![1; (units * UNIT) as usize]).unwrap();
-    fcntl_add_seals(&file, SEALS).unwrap();
-    file.into()
+    sealed_memory(&vec![1; (units * UNIT) as usize])
 }
 
 fn info(session_id: u64, mark: u64, committed: u64, units: u64) -> SnapshotInfo {
