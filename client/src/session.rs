@@ -104,7 +104,13 @@ impl Session {
         let wake = Arc::new(Notify::new());
         cohort_member.cohort.add_wake(wake.clone());
         let budget = &JOURNALS;
-        let state = State::new(Instant::now(), durability.into(), &cohort_member, budget);
+        let state = State::new(
+            id,
+            Instant::now(),
+            durability.into(),
+            &cohort_member,
+            budget,
+        );
         Arc::new(Self {
             id,
             snapshot_key,

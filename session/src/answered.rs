@@ -10,7 +10,6 @@ use std::{
 
 use burn_backend::DType;
 use foldhash::quality::FixedState;
-use tracing::warn;
 
 use super::pending_reads::{BadAnswer, unexpected};
 
@@ -23,6 +22,8 @@ pub(super) struct AnsweredReads {
     may_differ: bool,
     /// Whether one has differed since the session went on last.
     has_differed: bool,
+    /// The warning about the first answer that differed, until it is taken.
+    difference: Option<String>,
     reads: BTreeMap<u64, AnsweredRead>,
     /// The reads whose answers the process has still to repeat. Each may be repeated once.
     unrepeated: BTreeSet<u64>,
@@ -119,8 +120,8 @@ impl AnsweredReads {
         self.reads.get(&request).map(|it| it.read.bytes)
     }
 
-    /// Checks a repeated answer: the value, or `None` for a fault. Logs the first one that differs if
-    /// answers may differ.
+    /// Checks a repeated answer: the value, or `None` for a fault. If answers may differ, a warning about the
+    /// first one that differs is kept for [`take_difference`](Self::take_difference).
     ///
     /// # Errors
     ///
@@ -138,9 +139,9 @@ impl AnsweredReads {
         let is_same = first == value.map(hash);
         if !is_same && self.may_differ {
             if !mem::replace(&mut self.has_differed, true) {
-                warn!(
+                self.difference = Some(format!(
                     "the session went on in another process, which computed another value for read {request} ({read}): later values may differ from those of an undisturbed run"
-                );
+                ));
             }
             return Ok(());
         }
@@ -150,6 +151,11 @@ impl AnsweredReads {
                 "the session went on in another process, which computed another value for read {request} ({read}); with Durability::Continue, the session would go on with other values"
             ))),
         }
+    }
+
+    /// Takes the warning about an answer that differed, if there is one that was not taken before.
+    pub(super) fn take_difference(&mut self) -> Option<String> {
+        self.difference.take()
     }
 }
 
@@ -217,7 +223,10 @@ mod tests {
         };
         answered.restored();
         assert_eq!(answered.repeated(1, Some(b"ONE")), Ok(()));
+        let difference = "the session went on in another process, which computed another value for read 1 (3 u8, after 17 ops): later values may differ from those of an undisturbed run";
+        assert_eq!(answered.take_difference().as_deref(), Some(difference));
         assert_eq!(answered.repeated(2, Some(b"no fault")), Ok(()));
+        assert_eq!(answered.take_difference(), None, "the first one is logged");
         assert!(answered.repeated(2, None).is_err(), "a second time");
         assert!(answered.repeated(7, None).is_err(), "never answered");
     }

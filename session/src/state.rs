@@ -18,8 +18,10 @@ use tensord_proto::{
     bulk::{INLINE_BYTES, chunks},
     codec::{DeviceProfile, encode_tensor},
     content::{Content, Entry, Hash},
+    ids::SessionId,
     v1::{Opened, Reads, Sync, TensorValue, Value, frame::Body, tensor_value, value},
 };
+use tracing::warn;
 use web_time::Instant;
 
 use self::keeping_report::KeepingReport;
@@ -93,6 +95,8 @@ impl SessionEnd {
 
 /// The state of a session. See the [crate](crate).
 pub struct State {
+    /// For what is logged.
+    id: SessionId,
     /// The channel of the track for ops.
     pub ops: Channel,
     /// The channel of the track for bulk bytes.
@@ -148,6 +152,7 @@ impl State {
     /// Creates the state of a session without a connection, whose journal shares a budget with those of other
     /// sessions.
     pub fn new(
+        id: SessionId,
         now: Instant,
         goes_on: GoesOn,
         cohort_member: &CohortMember,
@@ -156,6 +161,7 @@ impl State {
         // The worker grants credit when it opens the session.
         let channel = || Channel::new(OUTBOX_BYTES, 0, WINDOW_BYTES, now);
         Self {
+            id,
             ops: channel(),
             bulk: channel(),
             op_buffer: OpBuffer::default(),
@@ -427,6 +433,9 @@ impl State {
             receipt.is_held = matches!(body, Body::Held(_));
             let taken = self.take(track, body, &mut receipt.tensor_bytes, deliveries);
             receipt.end = taken.err();
+            if let Some(text) = self.requests.reads.answered.take_difference() {
+                warn!(session = %self.id, "{text}");
+            }
             // The restore points that were offered in an `Open` stay until its answer.
             if track == Track::Ops {
                 self.try_commit();

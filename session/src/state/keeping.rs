@@ -267,7 +267,7 @@ impl State {
         self.bulk.outbox_mut().commit(commit.point.bulk_frames);
         self.journal.set_bytes(self.journal_bytes());
         if let Some(text) = self.report.kept() {
-            info!("{text}");
+            info!(session = %self.id, "{text}");
         }
     }
 
@@ -292,7 +292,7 @@ impl State {
         let waited = since.min().map(age).unwrap_or_default();
         let committed = self.journal.committed_at().map(age);
         if let Some(text) = self.report.warning(now, waited, committed) {
-            warn!("{text}");
+            warn!(session = %self.id, "{text}");
         }
     }
 

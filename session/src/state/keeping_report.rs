@@ -56,7 +56,7 @@ impl KeepingReport {
         let is_due = |at: Option<Instant>| at.is_none_or(|at| now >= at + REPORT_INTERVAL);
         if self.has_lapsed && is_due(self.lapse_at) {
             (self.lapse_at, self.is_reported) = (Some(now), true);
-            let text = "a session has sent more since its last snapshot than the client keeps, so it ends if its \
+            let text = "the session has sent more since its last snapshot than the client keeps, so it ends if its \
                         process or worker is lost before the next snapshot is kept";
             return Some(text.into());
         }
@@ -100,7 +100,7 @@ mod tests {
         report.refused("no room".into());
         assert_eq!(report.warning(now, soon, age), None, "it is known");
         report.lapsed();
-        let expected = "a session has sent more since its last snapshot than the client keeps, so it ends if its \
+        let expected = "the session has sent more since its last snapshot than the client keeps, so it ends if its \
                         process or worker is lost before the next snapshot is kept";
         assert_eq!(report.warning(now, soon, None).as_deref(), Some(expected));
         assert_eq!(report.warning(now, OVERDUE_AFTER, None), None);
