@@ -5,11 +5,12 @@
 //! simulated processes, in which real sessions run on Flex, with real all-reduces and transfers between
 //! them. It keeps the snapshots of its sessions, and of those of other workers, in its real stores. One
 //! thread moves the frames and messages on virtual links, executes the ops, passes a virtual clock, and
-//! injects faults: connections are cut with frames in flight, snapshots are refused, processes and workers are killed
-//! between any two steps, workers are cut off from the scheduler and go on without it, the scheduler is
-//! restarted, and an administrator moves, suspends and resumes the lease, and drains workers. Nothing is
-//! killed whose loss the pool does not promise to survive: a process before the first snapshots are kept,
-//! or a worker before its keeper has them. A seed determines the program and the schedule.
+//! injects faults: connections are cut with frames in flight, snapshots are refused, processes and workers
+//! are killed between any two steps, one at a time or two at once; workers are cut off from the scheduler
+//! and go on without it, the scheduler is restarted, and an administrator moves, suspends and resumes the
+//! lease, and drains workers. Nothing is killed whose loss the pool does not promise to survive: a process
+//! before the first snapshots are kept, or a worker before its keeper has them. A seed determines the
+//! program and the schedule.
 //!
 //! Each program runs twice: undisturbed, without snapshots; and with faults. Both must give the
 //! same bytes and the same faults, and each request one reply; and once a program has dropped all

@@ -42,6 +42,8 @@ pub(crate) enum LeaseUpdate {
 /// A stream between the scheduler and another party, and the messages on their way.
 struct Stream<U, D> {
     id: StreamId,
+    /// Whether its first event has arrived.
+    is_established: bool,
     to_scheduler: VecDeque<U>,
     from_scheduler: VecDeque<D>,
 }
@@ -121,6 +123,7 @@ impl Scheduler {
         self.streams += 1;
         Stream {
             id: StreamId(self.streams),
+            is_established: false,
             to_scheduler: VecDeque::from([first]),
             from_scheduler: VecDeque::new(),
         }
@@ -303,6 +306,7 @@ impl Scheduler {
         let (id, Some(event)) = (stream.id, stream.to_scheduler.pop_front()) else {
             return;
         };
+        stream.is_established = true;
         match &event {
             WorkerEvent::Join { .. } => self.forget_reports(worker),
             WorkerEvent::SnapshotsKept {
@@ -354,7 +358,7 @@ impl Scheduler {
     }
 
     /// Returns the keeper of a part of the lease, if the worker that runs the part has reported that the
-    /// keeper has its snapshots.
+    /// keeper has its snapshots, and the scheduler knows that the keeper is there.
     pub(crate) fn keeper_with_snapshots(&self, worker: u64, part: u32) -> Option<u64> {
         let at_keepers = self.at_keepers.get(&WorkerId(worker))?;
         let mut here = at_keepers.iter().filter(|it| it.part.index == part);
@@ -362,7 +366,8 @@ impl Scheduler {
         let keeper = here
             .find(|it| self.assigned.get(&it.part) == Some(it))?
             .worker;
-        self.workers.contains_key(&keeper).then_some(keeper.0)
+        let stream = self.workers.get(&keeper);
+        stream.filter(|it| it.is_established).map(|_| keeper.0)
     }
 
     /// Returns whether a worker has reported that it has the snapshots of the lease's sessions there.

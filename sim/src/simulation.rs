@@ -69,6 +69,10 @@ pub struct Report {
     pub lost_workers: u32,
     /// Those among them that ran a part of the lease.
     pub lost_parts: u32,
+    /// How often processes of two workers were killed at once.
+    pub process_pairs: u32,
+    /// How often two workers that ran parts of the lease were killed at once.
+    pub part_pairs: u32,
     /// Workers that ran a part of the lease and lost their connection to the scheduler.
     pub cut_off: u32,
     /// Restarts of the scheduler.
@@ -91,6 +95,8 @@ impl std::ops::AddAssign for Report {
         self.spread_kills += other.spread_kills;
         self.lost_workers += other.lost_workers;
         self.lost_parts += other.lost_parts;
+        self.process_pairs += other.process_pairs;
+        self.part_pairs += other.part_pairs;
         self.cut_off += other.cut_off;
         self.restarts += other.restarts;
         self.moves += other.moves;

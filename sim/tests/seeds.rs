@@ -27,6 +27,10 @@ fn programs_get_the_same_answers_whatever_is_lost() {
         "{total:?}"
     );
     assert!(
+        total.process_pairs > seeds / 20 && total.part_pairs > 0,
+        "{total:?}"
+    );
+    assert!(
         total.lost_parts > seeds / 20 && total.cut_off > seeds / 20,
         "{total:?}"
     );

@@ -6,6 +6,10 @@ use tensord_proto::ids::PartId;
 use super::Simulation;
 use crate::{network::Link, scheduler::LEASE};
 
+/// The probability that a second host loses its process, or its worker, at the same moment, if the lease would go on
+/// without both.
+const AT_ONCE: f64 = 0.3;
+
 /// How many faults of each kind a run has at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
@@ -94,20 +98,45 @@ impl Simulation<'_> {
     /// administrator move or suspend the lease.
     pub(super) fn inject(&mut self, at: usize) {
         match self.rng.random_range(0..8) {
-            0..4 => self.kill_process(at),
-            4 => self.lose_worker(at),
+            0..4 => self.kill_processes(at),
+            4 => self.lose_workers(at),
             5 => self.cut_off(at),
             6 => self.restart_scheduler(),
             _ => self.administrate(at),
         }
     }
 
-    /// Kills the process of a worker, if the lease would go on. Before the first snapshots are kept, it
-    /// would not.
-    fn kill_process(&mut self, at: usize) {
+    /// Decides at random whether a second host has the same fault at the same moment. Returns one for which `can_fail`
+    /// holds, if there is one.
+    fn another_host(
+        &mut self,
+        at: usize,
+        can_fail: impl Fn(&Self, usize) -> bool,
+    ) -> Option<usize> {
+        if !self.rng.random_bool(AT_ONCE) {
+            return None;
+        }
+        let others = (0..self.nodes.len()).filter(|other| *other != at && can_fail(self, *other));
+        let others: Vec<_> = others.collect();
+        (!others.is_empty()).then(|| others[self.rng.random_range(0..others.len())])
+    }
+
+    /// Kills the process of a worker, or those of two at once, if the lease would go on. Before the first
+    /// snapshots are kept, it would not.
+    fn kill_processes(&mut self, at: usize) {
         if self.faults.kills == 0 || !self.can_lose_process(at) {
             return;
         }
+        let has_two = self.faults.kills >= 2;
+        let other = self.another_host(at, |it, other| has_two && it.can_lose_process(other));
+        self.report.process_pairs += u32::from(other.is_some());
+        self.kill_process(at);
+        if let Some(other) = other {
+            self.kill_process(other);
+        }
+    }
+
+    fn kill_process(&mut self, at: usize) {
         let is_spread = self.places().len() > 1;
         let node = &mut self.nodes[at];
         let Some(worker) = &mut node.worker else {
@@ -138,7 +167,7 @@ impl Simulation<'_> {
         };
         match places.len() > 1 {
             // All parts go on from the same cut, as the scheduler decides.
-            true => self.all_could_go_on(None),
+            true => self.all_could_go_on(&[]),
             false => {
                 let sessions = self.sessions_at(*place);
                 self.can_be_restored() && worker.can_lose_process(&sessions)
@@ -155,16 +184,16 @@ impl Simulation<'_> {
         clients.all(|client| client.session.can_be_restored())
     }
 
-    /// Returns whether the lease runs, and all its workers but `lost` have reported snapshots of their
-    /// sessions, from which these could go on.
-    fn all_could_go_on(&self, lost: Option<u64>) -> bool {
+    /// Returns whether the lease runs, and all its workers but those that are `lost` have reported snapshots of
+    /// their sessions, from which these could go on.
+    fn all_could_go_on(&self, lost: &[u64]) -> bool {
         let claims = self.lease.claims.as_ref();
         let epoch = claims.map_or(u64::MAX, |claims| claims.epoch);
         if !self.scheduler.runs(epoch) || !self.can_be_restored() {
             return false;
         }
         let places = self.places().into_iter();
-        let mut others = places.filter(|place| Some(*place) != lost);
+        let mut others = places.filter(|place| !lost.contains(place));
         others.all(|place| {
             let node = self.nodes.iter().find(|node| node.id == place);
             let worker = node.and_then(|node| node.worker.as_ref());
@@ -177,8 +206,17 @@ impl Simulation<'_> {
         })
     }
 
-    /// Returns whether the lease would go on without a worker.
-    fn can_lose_worker(&self, at: usize) -> bool {
+    /// Returns whether the lease would go on without the workers of these hosts.
+    fn can_lose_workers(&self, hosts: &[usize]) -> bool {
+        let lost: Vec<_> = hosts.iter().map(|at| self.nodes[*at].id).collect();
+        let mut hosts = hosts.iter();
+        hosts.all(|at| self.is_replaceable(*at, &lost))
+            // The parts on other workers go on from what these have.
+            && self.all_could_go_on(&lost)
+    }
+
+    /// Returns whether a worker that is not `lost` has what the lease needs of the worker of a host.
+    fn is_replaceable(&self, at: usize, lost: &[u64]) -> bool {
         let id = self.nodes[at].id;
         let Some(worker) = &self.nodes[at].worker else {
             return false;
@@ -186,7 +224,7 @@ impl Simulation<'_> {
         let places = self.places();
         let Some(part) = places.iter().position(|place| *place == id) else {
             // While the lease is suspended or moves, the worker may be the only one with its snapshots.
-            return worker.running_part().is_none() && self.all_could_go_on(None);
+            return worker.running_part().is_none();
         };
         let index = part as u32;
         let part = PartId {
@@ -195,21 +233,39 @@ impl Simulation<'_> {
         };
         let keeper = self.scheduler.keeper_with_snapshots(id, index);
         let keeper = keeper.filter(|keeper| worker.keeper() == Some(*keeper));
-        let keeper = keeper.filter(|keeper| !places.contains(keeper));
+        let keeper = keeper.filter(|keeper| !places.contains(keeper) && !lost.contains(keeper));
         let keeper = self.nodes.iter().find(|node| Some(node.id) == keeper);
         let keeper = keeper.and_then(|node| node.worker.as_ref());
         let sessions = self.sessions_at(id);
-        // The others go on from what they have.
-        keeper.is_some_and(|keeper| keeper.keeps(part, &sessions)) && self.all_could_go_on(Some(id))
+        keeper.is_some_and(|keeper| keeper.keeps(part, &sessions))
+    }
+
+    /// Kills a worker, or two at once, if the lease would go on.
+    fn lose_workers(&mut self, at: usize) {
+        if self.faults.losses == 0 || !self.can_lose_workers(&[at]) {
+            return;
+        }
+        let has_two = self.faults.losses >= 2;
+        let can_both = |it: &Self, other| has_two && it.can_lose_workers(&[at, other]);
+        let other = self.another_host(at, can_both);
+        let run_parts = other.is_some_and(|other| self.runs_part(at) && self.runs_part(other));
+        self.report.part_pairs += u32::from(run_parts);
+        self.lose_worker(at);
+        if let Some(other) = other {
+            self.lose_worker(other);
+        }
+    }
+
+    /// Returns whether the lease has devices of the worker of a host.
+    fn runs_part(&self, at: usize) -> bool {
+        self.places().contains(&self.nodes[at].id)
     }
 
     fn lose_worker(&mut self, at: usize) {
-        if !self.can_lose_worker(at) || !take(&mut self.faults.losses) {
-            return;
-        }
+        self.faults.losses -= 1;
         self.report.lost_workers += 1;
         let id = self.nodes[at].id;
-        self.report.lost_parts += u32::from(self.places().contains(&id));
+        self.report.lost_parts += u32::from(self.runs_part(at));
         self.trace(|| format!("worker {id} is killed"));
         self.disconnect_process(id);
         if !self.places().contains(&id) {
@@ -228,7 +284,7 @@ impl Simulation<'_> {
     fn cut_off(&mut self, at: usize) {
         let id = self.nodes[at].id;
         if !self.scheduler.has_joined(id)
-            || !self.can_lose_worker(at)
+            || !self.can_lose_workers(&[at])
             || !take(&mut self.faults.losses)
         {
             return;
@@ -258,7 +314,7 @@ impl Simulation<'_> {
 
     /// Drains a worker, unless the lease waits for snapshots there. Returns whether it did.
     fn drain(&mut self, at: usize) -> bool {
-        let can_drain = self.all_could_go_on(None);
+        let can_drain = self.all_could_go_on(&[]);
         let node = &mut self.nodes[at];
         let is_new = node.drained_since.is_none() && self.scheduler.has_joined(node.id);
         if is_new && can_drain {
