@@ -51,6 +51,9 @@ pub const MAX_FRAME_BYTES: usize = 4 << 20;
 /// Maximum number of reads in one frame: each takes memory at the other end.
 pub const MAX_READS_PER_FRAME: usize = 256;
 
+/// Most leases whose memory for snapshots a heartbeat reports. The memory of further leases is not counted.
+pub const MAX_LEASES_WITH_SNAPSHOTS: usize = 4096;
+
 /// Tensor bytes in one frame; larger tensors are split. Small enough that the bytes are
 /// still in the processor's cache when they are copied to their tensor, and that an
 /// upload never delays a read reply or an acknowledgement for long.

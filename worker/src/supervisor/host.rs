@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, pin::Pin, time::Instant};
 
 use tensord_proto::{
+    MAX_LEASES_WITH_SNAPSHOTS,
     ids::{LeaseId, PartId, StoreId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
@@ -24,9 +25,6 @@ use crate::{
     locks::lock,
     process_message::{Empty, Task},
 };
-
-/// Most leases whose snapshots a heartbeat reports; the memory of those of other leases is not counted.
-const MAX_SNAPSHOT_MEMORY: usize = 4096;
 
 impl LeaseHost for Supervisor {
     fn set_lease_key(&self, key: Vec<u8>) {
@@ -124,7 +122,7 @@ impl LeaseHost for Supervisor {
             .for_each(|(part, bytes)| add(part.lease, bytes));
         drop(kept);
         let used = by_lease.into_iter().filter(|(_, bytes)| *bytes > 0);
-        let used = used.take(MAX_SNAPSHOT_MEMORY);
+        let used = used.take(MAX_LEASES_WITH_SNAPSHOTS);
         used.map(|(lease, bytes)| SnapshotMemory {
             lease_id: lease.0,
             bytes,

@@ -1,6 +1,7 @@
 //! What leases use, from grants and the reports of workers to the account of it.
 
 use tensord_proto::{
+    MAX_LEASES_WITH_SNAPSHOTS,
     grant::number,
     ids::{ClientId, LeaseId, WorkerId},
     v1::{DeviceGrant, Heartbeat, SnapshotMemory},
@@ -12,9 +13,6 @@ use crate::scheduler::{
     access::UnixMillis,
     usage::{Owner, WorkerReport},
 };
-
-/// Most leases whose snapshots are counted with one heartbeat: as many as a worker reports.
-const MAX_SNAPSHOTS: usize = 4096;
 
 impl Driver {
     /// Records that a lease of a client has got devices.
@@ -69,7 +67,7 @@ impl Driver {
         let (Some(usage), Some(since)) = (&self.usage, since) else {
             return;
         };
-        let snapshots = snapshots.iter().take(MAX_SNAPSHOTS);
+        let snapshots = snapshots.iter().take(MAX_LEASES_WITH_SNAPSHOTS);
         let owned = snapshots.filter_map(|it| {
             let lease = LeaseId(it.lease_id);
             let client = self.engine.owner_of_snapshots(lease, worker)?;
