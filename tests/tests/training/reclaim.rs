@@ -1,13 +1,15 @@
 //! A training beyond its tenant's guarantee makes room for another tenant, and goes on after that with the
 //! same bits.
 
-use std::{sync::mpsc::channel, time::Duration};
+use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, data};
 use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
 };
+
+use crate::worker_failover::{changes, request_with_events};
 
 #[test]
 fn lent_device_comes_back_and_the_training_goes_on_later() {
@@ -17,9 +19,7 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
     let url = administrator.create_token(&["--tenant", "owner"]);
     let owner = Pool::connect(&url).unwrap();
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
-    let (sender, events) = channel();
-    // An error means that the test does not look any more.
-    let request = LeaseRequest::devices(1).on_event(move |event| drop(sender.send(event)));
+    let (request, events) = request_with_events();
     let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
         if step != 8 {
@@ -41,8 +41,7 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
     assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     assert_eq!(lease.ended(), None);
     drop(lease);
-    let is_change = |event: &LeaseEvent| !matches!(event, LeaseEvent::Explained { .. });
-    let events: Vec<_> = events.iter().filter(is_change).collect();
+    let events = changes(&events);
     let reason = "its devices were beyond the guarantee of its tenant, and are needed by what comes first: a request within the guarantee of another tenant, one that this lease had passed in the queue, or, as this is a spot lease, any other request or lease that waits";
     let [
         LeaseEvent::Waiting { reason: waits, .. },

@@ -27,11 +27,17 @@ const RELEASE_AFTER: Duration = Duration::from_secs(8);
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns a request for one device, and what happens to its lease.
-fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
+pub(crate) fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
     let (sender, events) = channel();
     // An error means that the test does not look any more.
     let callback = move |event| drop(sender.send(event));
     (LeaseRequest::devices(1).on_event(callback), events)
+}
+
+/// Returns what happened to a lease that has ended, without explanations of why it waited.
+pub(crate) fn changes(events: &Receiver<LeaseEvent>) -> Vec<LeaseEvent> {
+    let is_change = |event: &LeaseEvent| !matches!(event, LeaseEvent::Explained { .. });
+    events.iter().filter(is_change).collect()
 }
 
 /// Waits until the only lease of the pool could move to another worker, which has its snapshots.
@@ -242,8 +248,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     });
     assert_eq!(ours, Ok(undisturbed), "{}", cluster.logs());
     drop(lease);
-    let is_change = |event: &LeaseEvent| !matches!(event, LeaseEvent::Explained { .. });
-    let events: Vec<_> = events.iter().filter(is_change).collect();
+    let events = changes(&events);
     let [
         LeaseEvent::Waiting { reason },
         LeaseEvent::Moving { .. },
