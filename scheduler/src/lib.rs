@@ -53,4 +53,4 @@ pub use snapshot::{DeviceSnapshot, LeaseSnapshot, Snapshot, SuspensionSnapshot, 
 pub use tenants::{Amounts, Policy, TenantCounts, TenantLimit, TenantName, TenantPolicy};
 pub use time::Timestamp;
 pub use wait_reason::WaitReason;
-pub use waiting::{NeededDevices, SuitableDevices, Waiter, Waiting};
+pub use waiting::{LeftWorker, NeededDevices, SuitableDevices, Waiter, Waiting};

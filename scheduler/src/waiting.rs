@@ -65,7 +65,19 @@ pub enum Waiter {
         /// The names of the workers that have devices for it, which are held back, and get its snapshots at
         /// the moment.
         receivers: Vec<String>,
+        /// The workers of the pool that it has left because they could not be reached, or could not reach others, and
+        /// to which it does not come back yet.
+        left_workers: Vec<LeftWorker>,
     },
+}
+
+/// What others learn of a worker that a lease has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftWorker {
+    /// The worker's name.
+    pub name: String,
+    /// Until when the lease does not come back.
+    pub until: Timestamp,
 }
 
 /// A number of devices that something waits for.

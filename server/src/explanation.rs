@@ -132,6 +132,13 @@ fn end_lines(waiting: &Waiting) -> Vec<Line> {
         let away = "not connected to the scheduler; the lease goes on once it is";
         lines.push(("program", away.into()));
     }
+    for left in &waiting.left_workers {
+        let (name, remaining) = (&left.name, human::duration(left.remaining_ms));
+        let text = format!(
+            "worker {name}, which could not be reached, or could not reach others; the lease may go on there again in {remaining}"
+        );
+        lines.push(("has left", text));
+    }
     if !waiting.receivers.is_empty() {
         let receivers = waiting.receivers.join(" and ");
         lines.push((
@@ -260,6 +267,10 @@ fn ends_text(waiting: &Waiting) -> String {
     let ends = [
         (waiting.client_away, "its program connects again"),
         (!waiting.receivers.is_empty(), "its snapshots arrive"),
+        (
+            !waiting.left_workers.is_empty(),
+            "the time is over for which it stays away from a worker that it has left",
+        ),
         (
             is_lease && !waiting.cause.is_empty() && !waiting.reclaimed,
             "its worker joins again",

@@ -8,7 +8,7 @@ use crate::lease::{Lease, Standing, SuspendedPart};
 use crate::queue::QueuedRequest;
 use crate::reason::EndReason;
 use crate::time::Timestamp;
-use crate::waiting::{NeededDevices, Waiter, Waiting};
+use crate::waiting::{LeftWorker, NeededDevices, Waiter, Waiting};
 
 /// What a part of a lease needs that waits for devices, all of one worker.
 pub(super) struct WaitingPart<'a> {
@@ -145,6 +145,7 @@ impl Engine {
                 is_client_attached: self.attached_owner(id).is_some(),
                 ends_at: lease.ends_at(),
                 receivers: self.receivers(id, lease),
+                left_workers: self.left_workers(lease),
             },
             needs: self.needs_of(id, lease),
         })
@@ -161,6 +162,17 @@ impl Engine {
         let receiving = destinations.filter(|(part, it)| lease.receiver(*part) == Some(*it));
         let name = |(_, worker)| Some(self.pool.get(worker)?.name().to_owned());
         receiving.filter_map(name).collect()
+    }
+
+    fn left_workers(&self, lease: &Lease) -> Vec<LeftWorker> {
+        let left = lease.excluded.iter();
+        let left = left.filter(|(worker, _)| self.is_excluded(lease, **worker));
+        let left = left.filter_map(|(worker, exclusion)| {
+            let name = self.pool.get(*worker)?.name().to_owned();
+            let until = exclusion.until;
+            Some(LeftWorker { name, until })
+        });
+        left.collect()
     }
 
     /// Returns the devices that a lease needs, of the workers that have its snapshots or could get them.

@@ -4,6 +4,7 @@ use super::durable::*;
 use super::several_workers::*;
 use super::suspension::end_and_keep;
 use super::*;
+use crate::LeftWorker;
 
 /// The client of lease 10 reports that it cannot reach this worker of it.
 fn unreachable(worker: u64) -> Event {
@@ -177,14 +178,14 @@ fn lease_stays_while_no_worker_is_missed_for_long() {
 
 /// A lease with one device of each of the first workers, which have its snapshots and so do their keepers; the others
 /// are free.
-struct Scene {
-    engine: Engine,
+pub(super) struct Scene {
+    pub(super) engine: Engine,
     now: u64,
     workers: u64,
 }
 
 impl Scene {
-    fn new(workers: u64, devices: u32) -> Self {
+    pub(super) fn new(workers: u64, devices: u32) -> Self {
         let mut scene = Self {
             engine: Engine::new(Options::default(), TERM, at(0)),
             now: 0,
@@ -201,13 +202,13 @@ impl Scene {
         scene
     }
 
-    fn send(&mut self, event: Event) {
+    pub(super) fn send(&mut self, event: Event) {
         let event = with_assignments(&self.engine, event);
         self.engine.handle(event, at(self.now));
     }
 
     /// Has all workers release what they end, and send and report snapshots.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         for _ in 0..4 {
             for id in 1..=self.workers {
                 self.send(released(id, 10));
@@ -255,7 +256,7 @@ impl Scene {
     }
 
     /// Returns the workers at which the lease is; none if it waits.
-    fn places(&self) -> Vec<u64> {
+    pub(super) fn places(&self) -> Vec<u64> {
         let lease = self.engine.leases().get(LeaseId(10)).unwrap();
         lease.workers().into_iter().map(|it| it.0).collect()
     }
@@ -294,6 +295,20 @@ fn lease_does_not_come_back_to_a_worker_for_a_while() {
     assert_eq!(scene.places(), [1, 3], "worker 2 is left");
     scene.wait(30_000);
     assert_eq!(scene.places(), [1, 2]);
+}
+
+#[test]
+fn lease_that_waits_names_the_worker_that_it_has_left() {
+    let mut scene = Scene::new(3, 2);
+    scene.report(&[|| unreachable(2)]);
+    scene.send(worker_disconnected(3));
+    scene.wait(6_000);
+    let waiting = scene.engine.waiting(LeaseId(10)).expect("it waits");
+    let Waiter::Lease { left_workers, .. } = waiting.waiter else {
+        panic!("{waiting:?}");
+    };
+    let (name, until) = ("w2".into(), at(11_000 + 600_000));
+    assert_eq!(left_workers, [LeftWorker { name, until }]);
 }
 
 #[test]

@@ -161,6 +161,7 @@ fn resumed_lease_is_before_the_requests_and_suspended_one_does_not_wait() {
             is_client_attached: true,
             ends_at: None,
             receivers: Vec::new(),
+            left_workers: Vec::new(),
         },
         needs: needs(1, true, leased(&[(20, 1)])),
     };
@@ -181,6 +182,7 @@ fn device_that_is_held_back_is_free_for_the_lost_lease_alone() {
         is_client_attached: true,
         ends_at: Some(at(5_000 + 3_600_000)),
         receivers: Vec::new(),
+        left_workers: Vec::new(),
     };
     assert_eq!(of_lease.waiter, expected);
     let suitable = SuitableDevices {
@@ -232,6 +234,7 @@ fn lost_lease_without_its_program_ends_earlier_and_waits_for_it() {
         is_client_attached: false,
         ends_at: Some(at(5_100 + 30_000)),
         receivers: Vec::new(),
+        left_workers: Vec::new(),
     };
     assert_eq!(waiting.waiter, expected);
 }

@@ -3,7 +3,10 @@
 use serde::Serialize;
 use tensord_proto::{
     ids::LeaseId,
-    v1::{DevicesOfLease, LeaseInfo, ListWaitingRequest, NeededDevices, Waiting, WaitingList},
+    v1::{
+        DevicesOfLease, LeaseInfo, LeftWorker, ListWaitingRequest, NeededDevices, Waiting,
+        WaitingList,
+    },
 };
 use tensord_transport::PoolUrl;
 
@@ -50,6 +53,8 @@ struct WaitingJson<'a> {
     cause: Option<&'a str>,
     /// The workers that get the lease's snapshots, and have devices for it.
     receivers: &'a [String],
+    /// The workers that a lease has left because they could not be reached, or could not reach others.
+    left_workers: Vec<LeftJson<'a>>,
     /// Whether it is a lease whose program is not connected.
     program_away: bool,
     /// Whether it is a lease that was suspended for a request that was entitled to its devices.
@@ -69,6 +74,14 @@ struct WaitingJson<'a> {
     /// The priority of a request among those of its tenant; null for a lease.
     priority: Option<i32>,
     needs: Vec<NeedsJson<'a>>,
+}
+
+/// The JSON for a worker to which a lease does not come back yet.
+#[derive(Serialize)]
+struct LeftJson<'a> {
+    worker: &'a str,
+    /// The time after which the lease may go on there again.
+    remaining_ms: u64,
 }
 
 /// The JSON for a number of devices that are needed, and how the suitable ones are used.
@@ -181,6 +194,7 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         ends_in_ms: waiting.ends_in_ms,
         cause: non_empty(&waiting.cause),
         receivers: &waiting.receivers,
+        left_workers: waiting.left_workers.iter().map(left_json).collect(),
         program_away: waiting.client_away,
         reclaimed: waiting.reclaimed,
         at_limit: waiting.at_limit,
@@ -190,6 +204,13 @@ fn waiting_json(waiting: &Waiting) -> WaitingJson<'_> {
         enough_in_ms: waiting.enough_in_ms,
         priority: is_request.then_some(waiting.priority),
         needs: waiting.needs.iter().map(needs_json).collect(),
+    }
+}
+
+fn left_json(left: &LeftWorker) -> LeftJson<'_> {
+    LeftJson {
+        worker: &left.name,
+        remaining_ms: left.remaining_ms,
     }
 }
 
@@ -287,6 +308,8 @@ mod tests {
             (&"lease".into(), &"request".into())
         );
         assert!(lease["requested"].is_null() && lease["waited_ms"].is_null());
+        let left = serde_json::json!([{ "worker": "gpu-2", "remaining_ms": 543_000 }]);
+        assert_eq!(lease["left_workers"], left);
         assert!(request["cause"].is_null() && request["ends_in_ms"].is_null());
         assert_eq!(
             request["needs"][0]["leased_by"][1]["lease"],

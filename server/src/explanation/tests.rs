@@ -1,6 +1,6 @@
 //! Explanations for administrators and for programs.
 
-use tensord_proto::v1::WaitingList;
+use tensord_proto::v1::{LeftWorker, WaitingList};
 
 use super::*;
 use crate::commands::tenants::tests::research;
@@ -25,6 +25,10 @@ pub(crate) fn listed() -> WaitingList {
         cause: "worker gpu-1 was lost".into(),
         client_away: true,
         receivers: vec!["gpu-3".into()],
+        left_workers: vec![LeftWorker {
+            name: "gpu-2".into(),
+            remaining_ms: 543_000,
+        }],
         needs: vec![
             NeededDevices {
                 count: 1,
@@ -201,8 +205,9 @@ lease 000000000000009a of tenant research (token ci) waits for 3 devices of 2 wo
   devices    1 device at one worker (at most 1 free at one); suitable: 3 free
   devices    2 devices at one worker; suitable: none
   program    not connected to the scheduler; the lease goes on once it is
+  has left   worker gpu-2, which could not be reached, or could not reach others; the lease may go on there again in 9 min 3 s
   moving     its snapshots are being sent to gpu-3
-  may end if its program connects again, or its snapshots arrive, or its worker joins again, or more devices of one worker are free, or a worker with such devices joins
+  may end if its program connects again, or its snapshots arrive, or the time is over for which it stays away from a worker that it has left, or its worker joins again, or more devices of one worker are free, or a worker with such devices joins
   time limit the lease ends in 59 min 0 s if its program is not connected by then
   estimate   none, as too few leases with suitable devices declare how long they take (max_duration)
 ";

@@ -6,7 +6,9 @@ use tensord_proto::{
     ids::{ClientId, LeaseId},
     v1::{self, DevicesOfLease, WaitingList},
 };
-use tensord_scheduler::{EndReason, NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting};
+use tensord_scheduler::{
+    EndReason, LeftWorker, NeededDevices, SuitableDevices, Timestamp, Waiter, Waiting,
+};
 
 use super::Driver;
 use crate::scheduler::view;
@@ -37,6 +39,11 @@ impl Driver {
     fn waiting_info(&self, position: u32, waiting: &Waiting, with_leases: bool) -> v1::Waiting {
         let now = self.now();
         let since = |at: Timestamp| now.as_millis().saturating_sub(at.as_millis());
+        let until = |at: Timestamp| at.as_millis().saturating_sub(now.as_millis());
+        let left_worker = |left: &LeftWorker| v1::LeftWorker {
+            name: left.name.clone(),
+            remaining_ms: until(left.until),
+        };
         let (tenant, token) = self.holder_names(waiting.client);
         let needs = waiting.needs.iter();
         let info = v1::Waiting {
@@ -71,7 +78,7 @@ impl Driver {
                 guaranteed: *is_guaranteed,
                 has_reservation: *has_reservation,
                 reserved_for: reserved_for.map(|lease| lease.0),
-                enough_in_ms: enough_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
+                enough_in_ms: enough_at.map(until),
                 ..info
             },
             Waiter::Lease {
@@ -80,13 +87,15 @@ impl Driver {
                 is_client_attached,
                 ends_at,
                 receivers,
+                left_workers,
             } => v1::Waiting {
                 client_away: !is_client_attached,
                 waited_ms: resumed_at.map(since),
-                ends_in_ms: ends_at.map(|at| at.as_millis().saturating_sub(now.as_millis())),
+                ends_in_ms: ends_at.map(until),
                 cause: cause.as_ref().map_or_else(String::new, ToString::to_string),
                 reclaimed: *cause == Some(EndReason::Reclaimed),
                 receivers: receivers.clone(),
+                left_workers: left_workers.iter().map(left_worker).collect(),
                 ..info
             },
         }
