@@ -116,15 +116,19 @@ impl Engine {
                 (Some(KeptHere::WithRoom), _) | (Some(KeptHere::WithoutRoom) | None, true) => true,
                 (Some(KeptHere::Lacking), _) | (Some(KeptHere::WithoutRoom) | None, false) => false,
             };
-            let own = Some(source).filter(|_| is_kept);
-            let keeper = keeper.and_then(Keeper::with_snapshots);
-            let keeper = keeper.filter(|worker| self.pool.is_connected(*worker));
-            let holders = own.into_iter().chain(keeper);
+            let own = Some(source).filter(|source| is_kept && stays(*source));
+            // A worker that is there reports when the present keeper has the snapshots. The client may already go on
+            // from later ones than the keeper before has, if that report is on its way. So the keeper before counts only
+            // if the worker is lost, or as a second holder in case it is.
+            let is_lost = !self.pool.is_connected(source);
+            let is_current = |keeper: &&Keeper| keeper.is_kept || is_lost || soon && own.is_some();
+            let keeper = keeper.filter(is_current).and_then(Keeper::with_snapshots);
+            let keeper = keeper.filter(|worker| self.pool.is_connected(*worker) && stays(*worker));
             Ok(SuspendedPart {
                 source,
                 devices: here.len(),
                 requirement,
-                holders: holders.filter(|worker| stays(*worker)).collect(),
+                holders: own.into_iter().chain(keeper).collect(),
                 store: lease.stored.get(&source).map(|stored| stored.store),
             })
         };

@@ -2,7 +2,9 @@
 //! suspends them.
 
 use super::durable::*;
+use super::moves::drain;
 use super::suspension::*;
+use super::unreachable::Scene;
 use super::*;
 use crate::CannotMove;
 
@@ -555,6 +557,49 @@ fn lease_leaves_a_worker_that_drains_once_there_are_devices() {
         ),
     ];
     check(kept_by_worker_3().into_iter().chain(drained));
+}
+
+/// Replaces the keeper of a worker of lease 10, which the new one does not have the snapshots of yet. Returns the keeper
+/// before and the new one.
+fn replace_keeper(scene: &mut Scene, source: u64) -> [WorkerId; 2] {
+    let keeper = |scene: &Scene| {
+        let lease = scene.engine.leases().get(LeaseId(10)).unwrap();
+        lease.keepers[&WorkerId(source)].clone()
+    };
+    let before = keeper(scene).worker;
+    scene.send(drain(before.0, true));
+    scene.send(drain(before.0, false));
+    let after = keeper(scene);
+    assert_eq!((after.previous, after.is_kept), (Some(before), false));
+    [before, after.worker]
+}
+
+/// The client may have gone on from snapshots that only the new keeper has, which the worker reports later.
+#[test]
+fn lease_does_not_go_on_at_a_keeper_that_was_replaced() {
+    let mut scene = Scene::new(4, 2);
+    let [_, keeper] = replace_keeper(&mut scene, 2);
+    scene.send(drain(2, true));
+    assert_eq!(scene.places(), [1, 2]);
+    scene.settle();
+    assert_eq!(scene.places(), [1, keeper.0]);
+}
+
+#[test]
+fn lease_of_two_lost_workers_goes_on_at_a_keeper_that_was_replaced() {
+    let mut scene = Scene::new(5, 2);
+    let [before, _] = replace_keeper(&mut scene, 1);
+    let lease = scene.engine.leases().get(LeaseId(10)).unwrap();
+    let other = lease.keepers[&WorkerId(2)].worker;
+    scene.send(kept_parts(2, &[(10, 1, other.0), (10, 1, 2)]));
+    scene.send(worker_left(2));
+    scene.send(worker_left(1));
+    scene.settle();
+    let places = scene.places();
+    assert!(
+        places.contains(&before.0) && places.len() == 2,
+        "{places:?}"
+    );
 }
 
 #[test]
