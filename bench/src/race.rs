@@ -55,6 +55,8 @@ pub(crate) struct ContenderResult {
     pub(crate) label: String,
     /// A summary of its samples.
     pub(crate) summary: Summary,
+    /// The largest sample.
+    pub(crate) max: f64,
 }
 
 /// Measures every contender `runs` times, in turn.
@@ -88,6 +90,7 @@ pub(crate) fn race(
             key,
             label,
             summary,
+            max: samples.into_iter().fold(f64::NEG_INFINITY, f64::max),
         })
     });
     Ok(Results(found.collect::<Result<_>>()?))
@@ -133,7 +136,7 @@ impl Results {
         ratio(self.median(key)?, self.median(base)?)
     }
 
-    /// Returns the medians by key, and all quartiles under `quartiles`.
+    /// Returns the medians by key, all quartiles under `quartiles`, and the largest samples under `max`.
     pub(crate) fn to_json(&self) -> Map<String, Value> {
         let medians = self
             .0
@@ -146,6 +149,8 @@ impl Results {
         });
         let quartiles: Map<String, Value> = quartiles.collect();
         all.insert("quartiles".into(), quartiles.into());
+        let max = self.0.iter().map(|f| (f.key.clone(), json!(round(f.max))));
+        all.insert("max".into(), max.collect::<Map<_, _>>().into());
         all
     }
 }
@@ -176,6 +181,7 @@ mod tests {
         let json = Value::from(found.to_json());
         assert_eq!(json["b"], 20.0);
         assert_eq!(json["quartiles"]["a"], json!([1.5, 2.5]));
+        assert_eq!(json["max"]["a"], 3.0);
     }
 
     #[test]

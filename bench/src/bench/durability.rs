@@ -7,18 +7,20 @@
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot, and when it falls silent. When the worker is stopped, so that the lease moves, the
 //! longest time between two losses is measured. When another tenant requests the training's device, which the
-//! training's tenant has borrowed, the time until the other one has a first result is measured. A program with many
+//! training's tenant has borrowed, the time until the other one has a first result is measured. A plain TLS socket
+//! carries as many bytes as the state has, with which the time of restoring is compared. A program with many
 //! tensors shows how long a mark holds it up ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
 
 mod marks;
 mod training;
 mod turns;
 
-use std::{cell::RefCell, collections::BTreeMap};
+use std::{cell::RefCell, collections::BTreeMap, time::Instant};
 
 use anyhow::Result;
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 use tensord_testkit::{
     administrator::Administrator,
     cluster::{Cluster, Process},
@@ -34,10 +36,11 @@ use crate::{
     bench::Bench,
     context::Context,
     peer::wait_until_idle,
+    plain::Server,
     pool::LocalPool,
     race::Contender,
     report::{Report, format_number, format_optional, format_quartiles, table},
-    stats::{Summary, round},
+    stats::{self, Summary, round},
 };
 
 /// Sizes of the tensors that a session keeps, in MiB.
@@ -53,6 +56,10 @@ const SILENT_KEY: &str = "silent_first_new_answer_ms";
 const SILENT_LABEL: &str = "from silence of the worker to next loss";
 const STORED_LABEL: &str = "a step, with snapshots in a directory, too";
 const MOVE_LABEL: &str = "longest pause when the worker is stopped";
+
+/// The baseline for restoring.
+const TLS_KEY: &str = "tls_ms";
+const TLS_LABEL: &str = "as many bytes as the state over TLS alone";
 
 const RECLAIM_KEY: &str = "reclaim_ms";
 const RECLAIM_LABEL: &str = "from the request of a borrowed device's owner to its first result";
@@ -75,6 +82,9 @@ const MANY_TENSORS: [(&str, &str, bool); 2] = [
 
 /// Steps between two losses that are read.
 const STEPS_PER_READ: usize = 10;
+
+/// Measured on the way when a worker is killed.
+const RESTORE_KEY: &str = "restore_ms";
 
 /// What turns measure on the way: keys, and labels with units.
 const MORE_FIGURES: [(&str, &str); 11] = [
@@ -107,7 +117,7 @@ const MORE_FIGURES: [(&str, &str); 11] = [
         "from silence of the worker to the event, ms",
     ),
     (
-        "restore_ms",
+        RESTORE_KEY,
         "from the event until another worker runs it, ms",
     ),
     ("redone_s", "of work since the last commit, at the kill, s"),
@@ -134,19 +144,25 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     })
 }
 
-/// The pools in which trainings run.
+/// The pools in which trainings run, and the server of plain sockets with which restoring is compared.
 struct Pools {
     /// With one device, which has all of the worker's memory for snapshots.
     plain: LocalPool,
     /// With a snapshot store.
     storing: LocalPool,
+    sockets: Server,
+    /// The directory of the server of plain sockets.
+    _dir: TempDir,
 }
 
 impl Pools {
     fn start() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
         Ok(Self {
             plain: LocalPool::start("flex")?,
             storing: LocalPool::start_with_store("flex")?,
+            sockets: Server::start(&dir)?,
+            _dir: dir,
         })
     }
 
@@ -183,6 +199,21 @@ impl Pools {
             let overhead = json!(ratio(key).map(|ratio| round(ratio - 1.0)));
             figures.insert(name.into(), overhead);
         }
+        let restored = samples
+            .borrow()
+            .get(RESTORE_KEY)
+            .and_then(|it| Summary::of(it));
+        if let (Some(tls_ms), Some(restored)) = (found.median(TLS_KEY), restored) {
+            let speed = stats::ratio(tls_ms, restored.median);
+            rows.add_row([
+                format!("{state_mib} MiB"),
+                "speed of restoring, × TLS alone".into(),
+                format_optional(speed),
+                String::new(),
+                String::new(),
+            ]);
+            figures.insert("restore_speed_ratio".into(), json!(speed.map(round)));
+        }
         Ok(figures.into())
     }
 
@@ -193,74 +224,139 @@ impl Pools {
         state_mib: u64,
         samples: &'a RefCell<Samples>,
     ) -> Vec<Contender<'a>> {
-        let keep_more = move |run: usize, figures: TurnFigures| {
-            for (key, figure) in figures.more {
-                // The first round warms up.
-                if run > 0 {
-                    samples.borrow_mut().entry(key).or_default().push(figure);
-                }
-            }
-            figures.main_ms
+        let beside = Beside {
+            pools: self,
+            context,
+            state_mib,
+            samples,
         };
-        let train = move |pool: &LocalPool, is_durable| {
-            train_beside(context, pool, state_mib, is_durable, false)
-        };
-        let mut contenders = vec![
-            Contender::new("off_ms", "a step, without snapshots", move |run| {
-                Ok(keep_more(run, train(&self.plain, false)?))
-            }),
-            Contender::new("durable_ms", "a step, with snapshots", move |run| {
-                Ok(keep_more(run, train(&self.plain, true)?))
-            }),
-            // Its other figures are those of another interval.
-            Contender::new("stored_ms", STORED_LABEL, move |_| {
-                Ok(train(&self.storing, true)?.main_ms)
-            }),
-            Contender::new(
-                "first_new_answer_ms",
-                "from kill to next loss",
-                move |run| Ok(keep_more(run, kill(context, &self.plain, state_mib)?)),
-            ),
-            Contender::new(WORKER_KEY, WORKER_LABEL, move |run| {
-                Ok(keep_more(run, end_worker(context, state_mib, Killed)?))
-            }),
-            Contender::new(SILENT_KEY, SILENT_LABEL, move |run| {
-                Ok(keep_more(run, end_worker(context, state_mib, Silent)?))
-            }),
-            Contender::new("move_pause_ms", MOVE_LABEL, move |run| {
-                Ok(keep_more(run, end_worker(context, state_mib, Stopped)?))
-            }),
-        ];
+        let mut contenders = beside.trainings();
+        contenders.extend(beside.losses());
         // A lease is not suspended before it has run for a while.
         if context.full_or_quick(true, false) {
-            contenders.push(Contender::new(RECLAIM_KEY, RECLAIM_LABEL, move |run| {
-                Ok(keep_more(run, reclaim(context, state_mib)?))
+            contenders.push(beside.contender(RECLAIM_KEY, RECLAIM_LABEL, move || {
+                reclaim(context, state_mib)
             }));
         }
         if state_mib == STATES_MIB[0] {
-            for (key, label, is_durable) in MANY_TENSORS {
-                contenders.push(Contender::new(key, label, move |run| {
-                    let turn = DurabilityTurn::Marks {
-                        url: url_of(&self.plain),
-                        is_durable,
-                    };
-                    let figures = context.turn(Bench::Durability, &turn)?;
-                    Ok(keep_more(run, figures))
-                }));
-            }
+            contenders.extend(beside.many_tensors());
         }
         // Beside a larger state, it takes minutes until the first two snapshots are kept.
         if state_mib <= MAX_CONSTANT_MIB {
-            contenders.push(Contender::new(CONSTANT_KEY, CONSTANT_LABEL, move |run| {
-                let mut figures = train_beside(context, &self.plain, state_mib, true, true)?;
-                let interval = figures.more.remove("interval_s");
-                figures.more.clear();
-                let interval = interval.map(|interval| ("constant_interval_s".into(), interval));
-                figures.more.extend(interval);
-                Ok(keep_more(run, figures))
-            }));
+            contenders.push(beside.constant());
         }
         contenders
+    }
+}
+
+/// What is measured beside a state.
+#[derive(Clone, Copy)]
+struct Beside<'a> {
+    pools: &'a Pools,
+    context: &'a Context,
+    state_mib: u64,
+    samples: &'a RefCell<Samples>,
+}
+
+impl<'a> Beside<'a> {
+    /// Returns a contender whose turns also add their [`MORE_FIGURES`] to the samples.
+    fn contender(
+        self,
+        key: &str,
+        label: &str,
+        mut turn: impl FnMut() -> Result<TurnFigures> + 'a,
+    ) -> Contender<'a> {
+        Contender::new(key, label, move |run| {
+            let figures = turn()?;
+            // The first round warms up.
+            if run > 0 {
+                let mut samples = self.samples.borrow_mut();
+                for (key, figure) in figures.more {
+                    samples.entry(key).or_default().push(figure);
+                }
+            }
+            Ok(figures.main_ms)
+        })
+    }
+
+    /// Returns the same training without snapshots, with them, and with a store.
+    fn trainings(self) -> Vec<Contender<'a>> {
+        let train = move |pool, is_durable| {
+            train_beside(self.context, pool, self.state_mib, is_durable, false)
+        };
+        let Pools { plain, storing, .. } = self.pools;
+        vec![
+            self.contender("off_ms", "a step, without snapshots", move || {
+                train(plain, false)
+            }),
+            self.contender("durable_ms", "a step, with snapshots", move || {
+                train(plain, true)
+            }),
+            // Its other figures are those of another interval.
+            Contender::new("stored_ms", STORED_LABEL, move |_| {
+                Ok(train(storing, true)?.main_ms)
+            }),
+        ]
+    }
+
+    /// Returns trainings whose process or worker is lost or stopped, and what TLS alone carries, with which restoring
+    /// is compared.
+    fn losses(self) -> Vec<Contender<'a>> {
+        let end = move |key, label, how| {
+            self.contender(key, label, move || {
+                end_worker(self.context, self.state_mib, how)
+            })
+        };
+        vec![
+            self.contender("first_new_answer_ms", "from kill to next loss", move || {
+                kill(self.context, &self.pools.plain, self.state_mib)
+            }),
+            end(WORKER_KEY, WORKER_LABEL, Killed),
+            Contender::new(TLS_KEY, TLS_LABEL, move |_| self.send_by_tls()),
+            end(SILENT_KEY, SILENT_LABEL, Silent),
+            end("move_pause_ms", MOVE_LABEL, Stopped),
+        ]
+    }
+
+    /// Returns the time in ms in which a plain TLS socket carries as many bytes as the state has.
+    fn send_by_tls(self) -> Result<f64> {
+        wait_until_idle(&[
+            self.pools.plain.process_id(),
+            self.pools.storing.process_id(),
+        ]);
+        let payload = vec![7; (self.state_mib << 20) as usize];
+        let mut socket = self.pools.sockets.tls(self.context.runtime())?;
+        let begun = Instant::now();
+        socket.upload(&payload)?;
+        Ok(begun.elapsed().as_secs_f64() * 1000.0)
+    }
+
+    /// Returns a program with many tensors, without snapshots and with them.
+    fn many_tensors(self) -> impl Iterator<Item = Contender<'a>> {
+        MANY_TENSORS
+            .into_iter()
+            .map(move |(key, label, is_durable)| {
+                self.contender(key, label, move || {
+                    let turn = DurabilityTurn::Marks {
+                        url: url_of(&self.pools.plain),
+                        is_durable,
+                    };
+                    self.context.turn(Bench::Durability, &turn)
+                })
+            })
+    }
+
+    /// Returns a training beside tensors that do not change.
+    fn constant(self) -> Contender<'a> {
+        self.contender(CONSTANT_KEY, CONSTANT_LABEL, move || {
+            let (pool, state_mib) = (&self.pools.plain, self.state_mib);
+            let mut figures = train_beside(self.context, pool, state_mib, true, true)?;
+            let interval = figures.more.remove("interval_s");
+            figures.more.clear();
+            let interval = interval.map(|interval| ("constant_interval_s".into(), interval));
+            figures.more.extend(interval);
+            Ok(figures)
+        })
     }
 }
 

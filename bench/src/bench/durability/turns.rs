@@ -15,7 +15,7 @@ use tensord_testkit::resource_usage::{
     is_running, processes_of_leases, signal_process, snapshots_bytes,
 };
 
-use super::{STEPS_PER_READ, marks, training::Training};
+use super::{RESTORE_KEY, STEPS_PER_READ, marks, training::Training};
 use crate::{
     context::Context,
     data::scalar,
@@ -287,7 +287,7 @@ fn first_new_answer(
         let since_commit = since_commit.context("a training with a snapshot has a commit")?;
         figures.add("redone_s", since_commit.as_secs_f64());
         figures.add("detect_ms", (moving - killed).as_secs_f64() * 1000.0);
-        figures.add("restore_ms", (running - moving).as_secs_f64() * 1000.0);
+        figures.add(RESTORE_KEY, (running - moving).as_secs_f64() * 1000.0);
     }
     Ok(figures)
 }
