@@ -1,6 +1,6 @@
-//! A worker that executes ops without checking them, and with custom ops that crash. So tests
-//! see what a process of a lease keeps in when a check is missing. `hostile::processes` uses
-//! this worker.
+//! A worker that executes ops without checking them, so that tests see what the process of a lease keeps in when a
+//! check is missing. Its custom ops crash, or have other results in each process. `hostile::processes` and
+//! `hostile::other_answers` use it.
 //!
 //! `UNCHECKED_PROGRAM` names the file to run for each lease, if not this program's own,
 //! `UNCHECKED_MEMORY` the bytes of memory of each device, `UNCHECKED_SNAPSHOTS` the bytes of
@@ -9,6 +9,7 @@
 
 use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
+use burn_backend::TensorData;
 use burn_ir::{BackendIr, CustomOpIr};
 use tensord_transport::Identity;
 use tensord_worker::{
@@ -33,6 +34,27 @@ impl PortableOp for End {
     }
 }
 
+/// An op whose result is the id of the process.
+#[derive(Clone)]
+struct ProcessId;
+
+impl PortableOp for ProcessId {
+    fn run<B: BackendIr>(
+        &self,
+        tensors: &mut Tensors<B>,
+        call: &CustomOpIr,
+        device: &B::Device,
+    ) -> OpResult {
+        let [out] = &call.outputs[..] else {
+            return Err(format!("it has one output, not {}", call.outputs.len()).into());
+        };
+        // An `f32` has 24 bits for it, and process ids on Linux have 22 at most.
+        let id = TensorData::from([std::process::id() as f32]);
+        tensors.register_float_tensor::<B>(&out.id, B::float_from_data(id, device));
+        Ok(())
+    }
+}
+
 /// Takes 3 GiB of memory.
 fn grow() {
     const PAGE_BYTES: usize = 4096;
@@ -49,6 +71,7 @@ fn custom_ops() -> CustomOps {
         .portable("exit", End(|| std::process::exit(7)))
         .portable("hang", End(|| std::thread::sleep(Duration::MAX)))
         .portable("grow", End(grow))
+        .portable("process_id", ProcessId)
         .portable("sleep", End(|| std::thread::sleep(SLEEP)))
 }
 

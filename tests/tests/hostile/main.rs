@@ -15,6 +15,8 @@ mod logs;
 mod memory;
 mod ops;
 #[cfg(target_os = "linux")]
+mod other_answers;
+#[cfg(target_os = "linux")]
 mod processes;
 mod reads;
 mod sessions;
