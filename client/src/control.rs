@@ -37,9 +37,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tracing::{info, warn};
 
-pub(crate) use self::calls::{
-    Call, LeaseCall, QueuePlace, RequestOutcome, RequestReplies, StandingCall,
-};
+pub(crate) use self::calls::{Call, LeaseCall, RequestOutcome, RequestReplies, StandingCall};
 pub(crate) use self::stream::status;
 use self::{
     explanations::{Explanations, Waiter},

@@ -14,17 +14,10 @@ pub(crate) struct LeaseCall {
 
 /// Where this task reports what happens to a request for a lease.
 pub(crate) struct RequestReplies {
-    pub(crate) place: watch::Sender<QueuePlace>,
+    /// Where in the queue the request is: 1 is next; 0 until the pool has sent it.
+    pub(crate) position: watch::Sender<u32>,
     pub(crate) outcome: oneshot::Sender<RequestOutcome>,
     pub(crate) events: LeaseEvents,
-}
-
-/// Where in the queue a request is, and why it waits.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct QueuePlace {
-    /// 1 is next; 0 until the pool has sent it.
-    pub(crate) position: u32,
-    pub(crate) reason: String,
 }
 
 /// A request of the program to the control task.

@@ -8,7 +8,7 @@ use tensord_proto::{
 use tokio::time::Instant;
 
 use super::{
-    Control, LeaseCall, QueuePlace, RequestOutcome, explanations::Waiter, held_lease::HeldLease,
+    Control, LeaseCall, RequestOutcome, explanations::Waiter, held_lease::HeldLease,
     lease_watch::LeaseWatch,
 };
 use crate::{error::StandingError, lease::LeaseEvent};
@@ -77,10 +77,13 @@ impl Control {
     fn queued(&mut self, queued: Queued) {
         let id = RequestId(queued.request_id);
         if let Some(pending) = self.pending.get(&id) {
-            pending.replies.place.send_replace(QueuePlace {
-                position: queued.position,
-                reason: queued.reason,
-            });
+            let Queued {
+                position, reason, ..
+            } = queued;
+            pending.replies.position.send_replace(position);
+            // Here, so that no explanation, which is sent from here as well, comes before.
+            let event = LeaseEvent::Queued { position, reason };
+            pending.replies.events.send(event);
             if pending.replies.events.has_callback() {
                 self.explanations.changed(Waiter::Request(id));
             }

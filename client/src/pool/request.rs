@@ -14,11 +14,10 @@ use tokio::sync::{oneshot, watch};
 
 use crate::{
     control::{
-        LeaseCall, QueuePlace, RequestOutcome, RequestReplies, handle::ControlHandle,
-        lease_watch::LeaseWatch,
+        LeaseCall, RequestOutcome, RequestReplies, handle::ControlHandle, lease_watch::LeaseWatch,
     },
     error::LeaseError,
-    lease::{LeaseEvent, LeaseEvents, LeaseRequest},
+    lease::{LeaseEvents, LeaseRequest},
 };
 
 /// A request that the pool may still grant. Dropping it cancels the request, or releases
@@ -26,7 +25,7 @@ use crate::{
 struct QueuedRequest {
     id: RequestId,
     control: Arc<ControlHandle>,
-    place: watch::Receiver<QueuePlace>,
+    position: watch::Receiver<u32>,
     outcome: oneshot::Receiver<RequestOutcome>,
     is_over: bool,
 }
@@ -83,13 +82,13 @@ pub(super) async fn wait_for_grant(
     events: &LeaseEvents,
 ) -> Result<(v1::Granted, LeaseWatch), LeaseError> {
     let begun = Instant::now();
-    let (place, places) = watch::channel(QueuePlace::default());
+    let (position, positions) = watch::channel(0);
     let (outcome, outcomes) = oneshot::channel();
     let id = control.new_request();
     let lease_call = LeaseCall {
         request: message(id, &request)?,
         replies: RequestReplies {
-            place,
+            position,
             outcome,
             events: events.clone(),
         },
@@ -98,7 +97,7 @@ pub(super) async fn wait_for_grant(
     let mut queued = QueuedRequest {
         id,
         control: control.clone(),
-        place: places,
+        position: positions,
         outcome: outcomes,
         is_over: false,
     };
@@ -116,15 +115,14 @@ pub(super) async fn wait_for_grant(
     loop {
         tokio::select! {
             biased;
-            Ok(()) = queued.place.changed() => {
-                let QueuePlace { position, reason } = queued.place.borrow_and_update().clone();
+            Ok(()) = queued.position.changed() => {
+                let position = *queued.position.borrow_and_update();
                 if let Some(on_queued) = &mut on_queued
                     && position != known_position
                 {
                     on_queued(position);
                 }
                 known_position = position;
-                events.send(LeaseEvent::Queued { position, reason });
             }
             outcome = &mut queued.outcome => {
                 queued.is_over = true;
@@ -136,7 +134,7 @@ pub(super) async fn wait_for_grant(
             }
             () = &mut expired => {
                 let waited: Duration = begun.elapsed();
-                let position = queued.place.borrow().position;
+                let position = *queued.position.borrow();
                 return Err(LeaseError::TimedOut { waited, position });
             }
         }
