@@ -31,6 +31,7 @@ mod reservation_model;
 mod reservations;
 mod restart;
 mod room_model;
+mod scene;
 mod several_workers;
 mod share_model;
 mod shared_reclaim;

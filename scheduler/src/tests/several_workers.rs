@@ -3,8 +3,8 @@
 
 use super::durable::*;
 use super::moves::drain;
+use super::scene::Scene;
 use super::suspension::*;
-use super::unreachable::Scene;
 use super::*;
 use crate::CannotMove;
 
