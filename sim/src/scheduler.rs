@@ -48,6 +48,15 @@ struct Stream<U, D> {
     from_scheduler: VecDeque<D>,
 }
 
+impl<U, D> Stream<U, D> {
+    /// Lets the next event arrive.
+    fn receive(&mut self) -> Option<U> {
+        let event = self.to_scheduler.pop_front()?;
+        self.is_established = true;
+        Some(event)
+    }
+}
+
 /// The scheduler.
 pub(crate) struct Scheduler {
     engine: Engine,
@@ -303,10 +312,9 @@ impl Scheduler {
         let Some(stream) = self.workers.get_mut(&worker) else {
             return;
         };
-        let (id, Some(event)) = (stream.id, stream.to_scheduler.pop_front()) else {
+        let (id, Some(event)) = (stream.id, stream.receive()) else {
             return;
         };
-        stream.is_established = true;
         match &event {
             WorkerEvent::Join { .. } => self.forget_reports(worker),
             WorkerEvent::SnapshotsKept {
@@ -424,7 +432,7 @@ impl Scheduler {
         let Some(stream) = &mut self.client else {
             return;
         };
-        let (id, Some(event)) = (stream.id, stream.to_scheduler.pop_front()) else {
+        let (id, Some(event)) = (stream.id, stream.receive()) else {
             return;
         };
         match &event {

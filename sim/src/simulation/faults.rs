@@ -268,7 +268,7 @@ impl Simulation<'_> {
         self.report.lost_parts += u32::from(self.runs_part(at));
         self.trace(|| format!("worker {id} is killed"));
         self.disconnect_process(id);
-        if !self.places().contains(&id) {
+        if !self.runs_part(at) {
             // A lease that an administrator moves to a worker that is gone would be lost.
             self.scheduler.disconnect(id, self.now);
         }
@@ -289,7 +289,7 @@ impl Simulation<'_> {
         {
             return;
         }
-        self.report.cut_off += u32::from(self.places().contains(&id));
+        self.report.cut_off += u32::from(self.runs_part(at));
         self.trace(|| format!("worker {id} is cut off from the scheduler"));
         self.scheduler.disconnect(id, self.now);
     }
