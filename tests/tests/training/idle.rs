@@ -15,6 +15,8 @@ use tensord_testkit::{
     training::losses,
 };
 
+use crate::events::with_events;
+
 const STEPS: usize = 12;
 
 /// Starts a pool whose leases make room for others after a second.
@@ -30,10 +32,7 @@ fn idle_training_makes_room_and_goes_on_with_its_next_op() {
     let cluster = start(&["flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), STEPS, |_| {}).unwrap();
     let administrator = Administrator::of(&cluster);
-    let (sender, events) = channel();
-    // An error means that the test does not look any more.
-    let callback = move |event| drop(sender.send(event));
-    let request = LeaseRequest::devices(1).on_event(callback);
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], STEPS, |step| {
         if step != 5 {

@@ -2,6 +2,8 @@
 
 mod determinism;
 #[cfg(target_os = "linux")]
+mod events;
+#[cfg(target_os = "linux")]
 mod failover;
 #[cfg(target_os = "linux")]
 mod idle;

@@ -2,7 +2,6 @@
 //! lease, and on one that has passed a large request.
 
 use std::{
-    sync::mpsc::channel,
     thread::{scope, sleep},
     time::Duration,
 };
@@ -12,6 +11,8 @@ use tensord_client::{Durability, Lease, LeaseEvent, LeaseRequest};
 use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
 };
+
+use crate::events::with_events;
 
 const STEPS: usize = 20;
 
@@ -68,10 +69,7 @@ fn training_that_passed_a_large_request_makes_room_for_it() {
     let administrator = Administrator::of(&cluster);
     let first = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
     scope(|scope| {
-        let (sender, events) = channel();
-        let large = LeaseRequest::devices(2).kind("flex");
-        // An error means that the test does not look any more.
-        let large = large.on_event(move |event| drop(sender.send(event)));
+        let (large, events) = with_events(LeaseRequest::devices(2).kind("flex"));
         let pool = cluster.pool();
         let large = scope.spawn(move || pool.lease(large).unwrap());
         let queued = events.recv_timeout(Duration::from_secs(10)).unwrap();

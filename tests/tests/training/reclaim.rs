@@ -9,7 +9,7 @@ use tensord_testkit::{
     administrator::Administrator, cluster::Cluster, models::Mlp, training::losses,
 };
 
-use crate::worker_failover::{changes, request_with_events};
+use crate::events::{changes, with_events};
 
 #[test]
 fn lent_device_comes_back_and_the_training_goes_on_later() {
@@ -19,7 +19,7 @@ fn lent_device_comes_back_and_the_training_goes_on_later() {
     let url = administrator.create_token(&["--tenant", "owner"]);
     let owner = Pool::connect(&url).unwrap();
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
-    let (request, events) = request_with_events();
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
         if step != 8 {

@@ -1,6 +1,6 @@
 //! A training whose lease is suspended goes on when the lease is resumed, and computes the same bits.
 
-use std::{ops::Range, sync::mpsc::channel, thread::scope, time::Duration};
+use std::{ops::Range, thread::scope, time::Duration};
 
 use burn::tensor::Device;
 use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, StandingError};
@@ -11,7 +11,7 @@ use tensord_testkit::{
     training::losses,
 };
 
-use crate::worker_failover::wait_for_keeper;
+use crate::{events::with_events, worker_failover::wait_for_keeper};
 
 /// Steps of each of two trainings that take turns a hundred times.
 const STEPS: usize = 55;
@@ -67,10 +67,7 @@ fn two_trainings_take_turns_on_the_only_device() {
 fn suspended_training_goes_on_although_its_worker_is_killed() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
-    let (sender, events) = channel();
-    // An error means that the test does not look any more.
-    let callback = move |event| drop(sender.send(event));
-    let request = LeaseRequest::devices(1).on_event(callback);
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let source = cluster.worker_of_lease().unwrap();
     let other = format!("worker-{}", 1 - source);

@@ -1,7 +1,6 @@
 //! A training goes on at another worker when its own is lost, and computes the same bits.
 
 use std::{
-    sync::mpsc::{Receiver, channel},
     thread::{sleep, spawn},
     time::Duration,
 };
@@ -19,26 +18,14 @@ use tensord_testkit::{
     training::losses,
 };
 
+use crate::events::{changes, with_events};
+
 /// How long another lease has the only device that is left: longer than a worker without a
 /// connection counts as present.
 const RELEASE_AFTER: Duration = Duration::from_secs(8);
 
 /// How long a worker that is stopped may take to exit after its lease has moved.
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
-
-/// Returns a request for one device, and what happens to its lease.
-pub(crate) fn request_with_events() -> (LeaseRequest, Receiver<LeaseEvent>) {
-    let (sender, events) = channel();
-    // An error means that the test does not look any more.
-    let callback = move |event| drop(sender.send(event));
-    (LeaseRequest::devices(1).on_event(callback), events)
-}
-
-/// Returns what happened to a lease that has ended, without explanations of why it waited.
-pub(crate) fn changes(events: &Receiver<LeaseEvent>) -> Vec<LeaseEvent> {
-    let is_change = |event: &LeaseEvent| !matches!(event, LeaseEvent::Explained { .. });
-    events.iter().filter(is_change).collect()
-}
 
 /// Waits until the only lease of the pool could move to another worker, which has its snapshots.
 pub(crate) fn wait_for_keeper(administrator: &Administrator) {
@@ -84,7 +71,7 @@ fn transformer_trains_on_when_its_worker_is_killed() {
 fn training_goes_on_when_the_host_of_its_worker_hangs() {
     let cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
-    let (request, events) = request_with_events();
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let source = cluster.worker_of_lease().unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
@@ -130,7 +117,7 @@ fn rolling_restart_disturbs_no_training() {
     cluster.add_worker_with("flex", &drain);
     cluster.wait_for_workers(2);
     let undisturbed = losses::<Mlp>(&Device::flex(), 30, |_| {}).unwrap();
-    let (request, events) = request_with_events();
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 30, |step| {
         if [4, 8, 20].contains(&step) {
@@ -200,7 +187,7 @@ fn training_goes_on_while_administrators_move_it() {
 fn training_goes_on_where_its_program_moves_it() {
     let cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
-    let (request, events) = request_with_events();
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = cluster.pool().lease(request).unwrap();
     let source = cluster.worker_of_lease().unwrap();
     let other = format!("worker-{}", 1 - source);
@@ -231,7 +218,7 @@ fn training_waits_for_a_device_of_the_worker_with_its_snapshots() {
     let mut cluster = Cluster::start(&["flex", "flex"]);
     let undisturbed = losses::<Mlp>(&Device::flex(), 20, |_| {}).unwrap();
     let pool = cluster.pool();
-    let (request, events) = request_with_events();
+    let (request, events) = with_events(LeaseRequest::devices(1));
     let lease = pool.lease(request).unwrap();
     let source = cluster.worker_of_lease().unwrap();
     let ours = losses::<Mlp>(&lease.devices()[0], 20, |step| {
