@@ -7,9 +7,9 @@
 //! snapshot, and the client sends the ops since then again. The same is measured when the worker is
 //! killed, and another worker has the snapshot, and when it falls silent. When the worker is stopped, so that the lease moves, the
 //! longest time between two losses is measured. When another tenant requests the training's device, which the
-//! training's tenant has borrowed, the time until the other one has a first result is measured. A plain TLS socket
-//! carries as many bytes as the state has, with which the time of restoring is compared. A program with many
-//! tensors shows how long a mark holds it up ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
+//! training's tenant has borrowed, the time until the other one has a first result is measured. The time of
+//! restoring is compared with that in which a plain TLS socket carries as many bytes. A program with many tensors
+//! shows how long a mark holds it up ([`marks`]). Some turns measure more on the way: [`MORE_FIGURES`].
 
 mod marks;
 mod training;

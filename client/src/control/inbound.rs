@@ -81,7 +81,7 @@ impl Control {
                 position, reason, ..
             } = queued;
             pending.replies.position.send_replace(position);
-            // Here, so that no explanation, which is sent from here as well, comes before.
+            // This task also sends explanations, so none comes before its position.
             let event = LeaseEvent::Queued { position, reason };
             pending.replies.events.send(event);
             if pending.replies.events.has_callback() {

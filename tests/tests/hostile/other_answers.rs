@@ -1,5 +1,5 @@
-//! A worker that computes other values when it executes ops again after a loss. No attack: it is here as it has the
-//! worker of `processes`.
+//! A worker that computes other values when it executes ops again after a loss. This is no attack; it is
+//! tested here because `processes` has the worker for it.
 
 use burn::tensor::{Device, Tensor};
 use tensord_client::{CustomOp, Durability, Lease, LeaseRequest};
