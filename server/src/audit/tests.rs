@@ -30,7 +30,7 @@ fn entry_omits_fields_that_do_not_apply() {
     let audit = Audit::open(settings(dir.path(), 1 << 20, 2)).unwrap();
     let address = "10.0.0.7:5000".parse().unwrap();
     let granted = Entry::new(EntryKind::Granted)
-        .token("team-a", "client", "a")
+        .token("team-a", "program", "a")
         .client(7)
         .address(address)
         .lease("00ff")
@@ -50,7 +50,7 @@ fn entry_omits_fields_that_do_not_apply() {
     let reason = format!("{}…", "x".repeat(MESSAGE_CHARS));
     let expected = [
         json!({
-            "event": "granted", "token": "team-a", "role": "client", "tenant": "a",
+            "event": "granted", "token": "team-a", "role": "program", "tenant": "a",
             "client": "7", "address": "10.0.0.7:5000", "lease": "00ff", "devices": 2,
         }),
         json!({"event": "ended", "worker": "9", "name": "gpu\\n1", "reason": reason}),

@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(auth.role, Role::Admin);
         assert_eq!(
             error(&access, &[Role::Worker], &secrets.client_token),
-            "the client token was sent, but a worker needs a different token; use the URL of the `workers:` line that the scheduler prints"
+            "the program token was sent, but a worker needs a different token; use the URL of the `workers:` line that the scheduler prints"
         );
     }
 

@@ -269,7 +269,7 @@ fn a_scheduler_prints_urls_that_work_and_keeps_them() {
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     let authority = lines[0].split_whitespace().nth(3).unwrap();
     let expected = format!(
-        "error: the scheduler at {authority} refused the call: the worker token was sent, but a client needs a different token; use the URL of the `programs:` line that the scheduler prints\n"
+        "error: the scheduler at {authority} refused the call: the worker token was sent, but a program needs a different token; use the URL of the `programs:` line that the scheduler prints\n"
     );
     assert_eq!(stderr, expected);
 

@@ -25,7 +25,7 @@ fn tokens_are_made_rotated_and_revoked_while_the_pool_runs() {
     let (code, stdout, stderr) = run(home, &["token", "list"], &[("TENSORD_URL", programs)]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(
-        stderr.contains("the client token was sent, but an administrator needs a different token"),
+        stderr.contains("the program token was sent, but an administrator needs a different token"),
         "{stderr}"
     );
 

@@ -29,11 +29,11 @@ impl Role {
         }
     }
 
-    /// Returns the name of the token in error messages.
+    /// Returns the role's name, which commands, the audit log and error messages use.
     pub(in crate::scheduler) fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
-            Self::Client => "client",
+            Self::Client => "program",
             Self::Worker => "worker",
         }
     }
@@ -42,7 +42,7 @@ impl Role {
     pub(super) fn holder(self) -> &'static str {
         match self {
             Self::Admin => "an administrator",
-            Self::Client => "a client",
+            Self::Client => "a program",
             Self::Worker => "a worker",
         }
     }
@@ -50,11 +50,7 @@ impl Role {
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Admin => "admin",
-            Self::Client => "program",
-            Self::Worker => "worker",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -87,7 +87,7 @@ fn check_entries(text: &str, lease: u64) {
         vec![of("ended"), ("worker", worker.clone()), ("lease", lease)],
         vec![
             of("denied"),
-            ("role", "client".into()),
+            ("role", "program".into()),
             ("client", Value::Null),
         ],
         vec![of("ended"), ("client", client), ("lease", Value::Null)],

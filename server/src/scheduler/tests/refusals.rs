@@ -43,7 +43,7 @@ async fn each_call_accepts_only_its_roles() {
     }
     for (token, expected_text) in [
         (&unknown, "this pool does not know the token"),
-        (&rig.client_token, "the client token was sent"),
+        (&rig.client_token, "the program token was sent"),
     ] {
         let (code, error) = error_of(rig.join(token, joining()).await);
         assert_eq!(
