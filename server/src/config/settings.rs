@@ -32,7 +32,7 @@ pub(crate) struct UpSettings {
     /// Name of this host's worker [default: the host's name]
     #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
     pub(crate) name: Option<Name>,
-    /// Memory that each device may use, such as 16GiB [default: all of its memory]
+    /// Memory that each device may use, such as 16GiB [default: 95 % of a GPU's memory; CPU devices share 80 % of the host's]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
@@ -116,7 +116,7 @@ pub(crate) struct WorkerSettings {
     /// Name of this worker [default: the host's name]
     #[arg(long, value_name = "NAME", env = "TENSORD_WORKER_NAME")]
     pub(crate) name: Option<Name>,
-    /// Memory that each device may use, such as 16GiB [default: all of its memory]
+    /// Memory that each device may use, such as 16GiB [default: 95 % of a GPU's memory; CPU devices share 80 % of the host's]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_MEMORY")]
     pub(crate) memory: Option<Memory>,
     /// Memory for cached uploads, or 0 for no cache [default: 1GiB]
