@@ -61,7 +61,8 @@ mod filter {
         SeccompFilter, SeccompRule,
     };
 
-    /// Files, whose paths Landlock restricts.
+    /// Files, whose paths Landlock restricts. Landlock does not restrict changes of modes and times, so only those
+    /// of open files are allowed, and of modes only with a driver.
     const FILES: &[i64] = &[
         libc::SYS_close,
         libc::SYS_close_range,
@@ -74,7 +75,6 @@ mod filter {
         libc::SYS_fadvise64,
         libc::SYS_fallocate,
         libc::SYS_fchmod,
-        libc::SYS_fchmodat,
         libc::SYS_fdatasync,
         libc::SYS_flock,
         libc::SYS_fstat,
@@ -107,7 +107,6 @@ mod filter {
         libc::SYS_statx,
         libc::SYS_umask,
         libc::SYS_unlinkat,
-        libc::SYS_utimensat,
         libc::SYS_write,
         libc::SYS_writev,
     ];
@@ -273,6 +272,7 @@ mod filter {
     pub(super) fn without_driver() -> Result<BpfProgram, BackendError> {
         let local = SeccompRule::new(vec![equals(0, libc::AF_UNIX as u64)?])?;
         let calls = [
+            (libc::SYS_fchmod, Vec::new()),
             (libc::SYS_listen, Vec::new()),
             (libc::SYS_socket, vec![local]),
         ];
@@ -304,6 +304,9 @@ mod filter {
             rules.push((call, alternatives.collect::<Result<_, _>>()?));
         }
         rules.push((libc::SYS_socket, sockets()?));
+        // The times of an open file, which has no path.
+        let no_path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+        rules.push((libc::SYS_utimensat, vec![SeccompRule::new(vec![no_path])?]));
         rules.extend(excluding()?);
         // Another filter, which can only restrict the process further.
         const SECCOMP_SET_MODE_FILTER: u64 = 1;
@@ -375,8 +378,10 @@ mod filter {
             SeccompRule::new(conditions.collect::<Result<_, _>>()?)
         };
         let socket = libc::SOL_SOCKET as u64;
+        // With this one, whoever closes the socket last would wait. The worker must not.
+        let linger = libc::SO_LINGER;
         let mut of_socket = vec![equals(1, socket)?];
-        for option in shared_ports {
+        for option in shared_ports.into_iter().chain([linger]) {
             of_socket.push(differs(2, option as u64)?);
         }
         Ok(vec![

@@ -1,6 +1,12 @@
-use std::{io::ErrorKind, net::SocketAddr, os::fd::OwnedFd, process::Command};
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    process::Command,
+};
 
 use rustix::{
+    fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketType, accept, listen},
 };
@@ -132,7 +138,7 @@ fn thread_with_driver_has_a_local_socket_and_named_threads() {
 #[test]
 fn confined_thread_affects_no_other_process() {
     use rustix::{
-        net::sockopt::{set_socket_broadcast, set_socket_reuseport},
+        net::sockopt::{set_socket_broadcast, set_socket_linger, set_socket_reuseport},
         process::{
             Resource, getrlimit, getuid, set_parent_process_death_signal, setpriority_process,
             setpriority_user,
@@ -147,6 +153,9 @@ fn confined_thread_affects_no_other_process() {
         assert_eq!(set_parent_process_death_signal(None), Err(Errno::NOSYS));
         // Take other sockets' datagrams.
         assert_eq!(set_socket_reuseport(&socket, true), Err(Errno::NOSYS));
+        // Have the worker wait when it closes a socket.
+        let minute = Some(std::time::Duration::from_secs(60));
+        assert_eq!(set_socket_linger(&socket, minute), Err(Errno::NOSYS));
         set_socket_broadcast(&socket, true).unwrap();
         // Use up the descriptors that may be on their way between the user's processes.
         let files = getrlimit(Resource::Nofile).maximum;
@@ -181,13 +190,26 @@ fn secrets_are_out_of_reach() {
         };
         let (secret, kernels) = (secret.clone(), kernels.clone());
         confined(needs, move || {
-            let read = fs::read(secret).unwrap_err();
+            let read = fs::read(&secret).unwrap_err();
             assert_eq!(read.kind(), ErrorKind::PermissionDenied);
             let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
             let environment = fs::read(format!("/proc/{parent}/environ")).unwrap_err();
             assert_eq!(environment.kind(), ErrorKind::PermissionDenied);
             let written = fs::write(kernels.join("y"), "y");
             assert_eq!(written.is_ok(), has_drivers);
+            // Their modes and times cannot be changed, either.
+            let mode = fs::set_permissions(&secret, fs::Permissions::from_mode(0o666));
+            assert_eq!(mode.unwrap_err().raw_os_error(), Some(libc::ENOSYS));
+            let now = Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_NOW,
+            };
+            let times = Timestamps {
+                last_access: now,
+                last_modification: now,
+            };
+            let times = rustix::fs::utimensat(CWD, &secret, &times, AtFlags::empty());
+            assert_eq!(times, Err(Errno::NOSYS));
         });
     }
 }
