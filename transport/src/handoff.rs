@@ -109,6 +109,10 @@ const HAS_FD: u32 = 1 << 31;
 /// Bytes to read at a time.
 const READ_BYTES: usize = 16 << 10;
 
+/// Most file descriptors that the kernel lets through with one message (`SCM_MAX_FD`). There is room
+/// for all of them, as the kernel would close the others on the thread that receives the message.
+const MAX_MESSAGE_FDS: usize = 253;
+
 /// Most file descriptors that may arrive before their frames are complete. A read returns at
 /// most one. Two can wait: that of the incomplete frame, and that of the next frame, whose first
 /// bytes came with the same read.
@@ -147,6 +151,18 @@ enum Descriptors {
     MemoryFiles,
 }
 
+/// Why a frame was not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The system refused to send it, as too many descriptors are on their way, or for lack of memory.
+    /// The channel can go on.
+    #[error("the system did not send the message: {0}")]
+    Refused(io::Error),
+    /// The other process is gone, or got a part of the frame.
+    #[error("the channel failed: {0}")]
+    Broken(io::Error),
+}
+
 /// A frame, with the file descriptor that came with it.
 #[derive(Debug)]
 pub struct Received {
@@ -166,6 +182,17 @@ pub fn channel(stream: UnixStream) -> (Sender, Receiver) {
         accepts: Descriptors::All,
     };
     (Sender(stream), receiver)
+}
+
+/// Closes a channel on a thread of its own: descriptors that the other process has sent and that were not
+/// received are closed with the channel, which may take as long as a hostile process wants.
+pub fn close(sender: Sender, receiver: Receiver) {
+    drop_elsewhere((sender, receiver));
+}
+
+/// Drops a value on a thread of its own. If no thread can be started, drops it here.
+fn drop_elsewhere(value: impl Send + 'static) {
+    let _ = std::thread::Builder::new().spawn(move || drop(value));
 }
 
 /// A channel that belongs to no runtime. A process that receives its first frame on a
@@ -237,12 +264,16 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// When the other process is gone.
+    /// When the other process is gone, or the system refuses the message.
     ///
     /// # Panics
     ///
     /// When the frame is larger than [`MAX_FRAME_BYTES`].
-    pub async fn send(&mut self, frame: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub async fn send(
+        &mut self,
+        frame: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), SendError> {
         assert!(frame.len() <= MAX_FRAME_BYTES, "the frame is too large");
         let flag = if fd.is_some() { HAS_FD } else { 0 };
         let mut bytes = BytesMut::with_capacity(HEADER_BYTES + frame.len());
@@ -250,11 +281,17 @@ impl Sender {
         bytes.put_slice(frame);
         // The descriptor goes with the first byte.
         let fds = fd.as_slice();
-        let sent = self.write(&bytes, fds).await?;
+        let sent = self.write(&bytes, fds).await;
+        let sent = sent.map_err(|e| match e.kind() {
+            io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::NotConnected => SendError::Broken(e),
+            _ => SendError::Refused(e),
+        })?;
         bytes.advance(sent);
         while !bytes.is_empty() {
-            let sent = self.write(&bytes, &[]).await?;
-            bytes.advance(sent);
+            let sent = self.write(&bytes, &[]).await;
+            bytes.advance(sent.map_err(SendError::Broken)?);
         }
         Ok(())
     }
@@ -281,7 +318,8 @@ impl Sender {
 
 impl Receiver {
     /// Accepts no file descriptors but those of files in memory (`memfd_create`). Another one
-    /// counts as a violation, and is closed on a thread of its own.
+    /// counts as a violation, and is closed on a thread of its own. So the channel should be
+    /// [closed](close), too.
     pub fn memory_files_only(mut self) -> Self {
         self.accepts = Descriptors::MemoryFiles;
         self
@@ -338,7 +376,7 @@ impl Receiver {
     }
 
     /// Receives bytes, and at most one descriptor. Cancel safe: it only
-    /// waits while it holds nothing.
+    /// waits while it has received nothing.
     async fn read(&mut self) -> Result<usize, HandoffError> {
         loop {
             self.stream.readable().await?;
@@ -356,11 +394,12 @@ impl Receiver {
             fds,
             accepts,
         } = self;
-        let known = fds.len();
+        let mut new = Vec::new();
         let start = buffer.len();
         buffer.resize(start + READ_BYTES, 0);
         let read = || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let received = recvmsg(
                 stream.as_fd(),
@@ -369,8 +408,8 @@ impl Receiver {
                 RecvFlags::CMSG_CLOEXEC,
             )?;
             for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(new) = message {
-                    fds.extend(new);
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    new.extend(received);
                 }
             }
             Ok((received.bytes, received.flags))
@@ -378,23 +417,25 @@ impl Receiver {
         let read = stream.try_io(Interest::READABLE, read);
         let size = read.as_ref().map_or(0, |(size, _)| *size);
         buffer.truncate(start + size);
-        if *accepts == Descriptors::MemoryFiles
-            && fds[known..].iter().any(|fd| fcntl_get_seals(fd).is_err())
-        {
-            let refused = fds.split_off(known);
-            // If no thread can be started, they are closed here.
-            let _ = std::thread::Builder::new().spawn(move || drop(refused));
+        let is_refused = |fd: &OwnedFd| fcntl_get_seals(fd).is_err();
+        if *accepts == Descriptors::MemoryFiles && new.iter().any(is_refused) {
+            drop_elsewhere(new);
             return Err(HandoffError::Violation(
                 "it sent a file descriptor that is no file in memory",
             ));
         }
-        match read? {
-            // The kernel has closed the descriptors for which there was no room.
-            (_, flags) if flags.contains(ReturnFlags::CTRUNC) => Err(HandoffError::Violation(
+        let (size, flags) = read?;
+        // The kernel cuts the list if this process may open no more files.
+        if new.len() > 1 || flags.contains(ReturnFlags::CTRUNC) {
+            if *accepts == Descriptors::MemoryFiles {
+                drop_elsewhere(new);
+            }
+            return Err(HandoffError::Violation(
                 "it sent several file descriptors with a frame",
-            )),
-            (size, _) => Ok(size),
+            ));
         }
+        fds.extend(new);
+        Ok(size)
     }
 }
 

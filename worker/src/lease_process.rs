@@ -25,7 +25,7 @@ use rustix::{
     process::{Signal, set_parent_process_death_signal},
     thread::set_name,
 };
-use tensord_transport::handoff::HandoffError;
+use tensord_transport::handoff::{HandoffError, SendError};
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
@@ -55,6 +55,8 @@ const OOM_SCORE: &str = "500";
 enum ProcessError {
     #[error("the channel to the worker: {0}")]
     Channel(#[from] HandoffError),
+    #[error("a message to the worker: {0}")]
+    Send(#[from] SendError),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("the worker sent a message that is malformed or out of place")]

@@ -100,7 +100,7 @@ use self::{
     keeper_link::Keeper,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
-    lease_queues::{LeaseQueues, RunningLease},
+    lease_queues::{KillReason, RunningLease},
     restarts::Restarts,
     snapshots::{SnapshotBounds, Snapshots},
     spares::Spares,
@@ -351,7 +351,7 @@ impl Supervisor {
             Action::Kill(lease) => {
                 if let Some(running) = lock(&self.leases).get(&lease) {
                     warn!(%lease, "the process of the lease did not end within {END_TIMEOUT:?} and is killed");
-                    running.kill.send_replace(true);
+                    running.kill.send_replace(Some(KillReason::NotEnded));
                 }
             }
             Action::Forget(lease) => {
@@ -415,7 +415,8 @@ impl Supervisor {
         let testing = async {
             let process = self.spares.take().await.map_err(|e| e.to_string())?;
             let process = tested.insert(process);
-            process.send(Task::Probe(offered), None).await?;
+            let sent = process.send(Task::Probe(offered), None).await;
+            sent.map_err(|e| e.to_string())?;
             match process.recv().await {
                 Some(Event::Passed(_)) => Ok(()),
                 Some(Event::Failed(reason)) => Err(sanitize(&reason, MESSAGE_CHARS).to_string()),

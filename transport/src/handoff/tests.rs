@@ -1,5 +1,6 @@
 use std::{
     io::{Read, Seek, Write},
+    net::TcpListener,
     os::fd::AsRawFd,
     time::Duration,
 };
@@ -51,8 +52,7 @@ async fn frames_and_descriptors_arrive_in_order() {
 
 #[tokio::test]
 async fn worker_takes_no_descriptor_that_is_slow_to_close() {
-    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-    let memory = rustix::fs::memfd_create("tensord-test", flags).unwrap();
+    let memory = empty_memory();
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let accepted = |fd: OwnedFd| async move {
         let (near, far) = pair();
@@ -69,6 +69,76 @@ async fn worker_takes_no_descriptor_that_is_slow_to_close() {
         let error = accepted(refused).await.unwrap_err().to_string();
         assert!(error.contains("no file in memory"), "{error}");
     }
+}
+
+/// Returns a socket that takes five minutes to close, as its peer, which is returned with it, does not read.
+fn slow_to_close() -> (OwnedFd, std::net::TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut socket, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let time = Some(Duration::from_secs(300));
+    rustix::net::sockopt::set_socket_linger(&socket, time).unwrap();
+    (socket.into(), peer)
+}
+
+/// Runs `work` on another thread, and panics if that takes much longer than it should.
+#[track_caller]
+fn soon(work: impl Future<Output = ()> + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_io().build().unwrap().block_on(work);
+        done.send(()).unwrap();
+    });
+    let is_done = is_done.recv_timeout(Duration::from_secs(30));
+    is_done.expect("nobody waits for a descriptor to close");
+}
+
+fn empty_memory() -> OwnedFd {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    rustix::fs::memfd_create("tensord-test", flags).unwrap()
+}
+
+/// Sends a frame of one byte that is to have one descriptor, with `fds`.
+fn send_with(socket: impl AsFd, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(fds));
+    let bytes = (1 | HAS_FD).to_le_bytes();
+    let bytes = [IoSlice::new(&bytes), IoSlice::new(b"x")];
+    sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+#[test]
+fn worker_does_not_wait_for_a_refused_descriptor_to_close() {
+    let (slow, _peer) = slow_to_close();
+    soon(async {
+        let (near, far) = pair();
+        let (sender, receiver) = channel(far);
+        let mut receiver = receiver.memory_files_only();
+        let (first, second) = (empty_memory(), empty_memory());
+        send_with(&near, &[first.as_fd(), second.as_fd(), slow.as_fd()]);
+        drop(slow);
+        receiver.recv().await.unwrap_err();
+        close(sender, receiver);
+    });
+}
+
+#[test]
+fn worker_does_not_wait_for_a_descriptor_to_close_that_it_has_not_received() {
+    let (slow, _peer) = slow_to_close();
+    soon(async {
+        let (near, far) = pair();
+        let (sender, receiver) = channel(far);
+        let mut receiver = receiver.memory_files_only();
+        send_with(&near, &[empty_memory().as_fd()]);
+        send_with(&near, &[slow.as_fd()]);
+        drop(slow);
+        assert!(receiver.recv().await.unwrap().unwrap().fd.is_some());
+        close(sender, receiver);
+    });
 }
 
 #[tokio::test]
@@ -146,18 +216,7 @@ async fn several_descriptors_at_once_are_refused_and_none_stays_open() {
     let (near, far) = pair();
     let (_, mut receiver) = channel(far);
     let file = file("x");
-    let fds = [file.as_fd(); 3];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    let bytes = (1 | HAS_FD).to_le_bytes();
-    sendmsg(
-        &near,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )
-    .unwrap();
+    send_with(&near, &[file.as_fd(); 3]);
     receiver.recv().await.unwrap_err();
     drop(receiver);
     let same = |fd: &std::path::Path| {

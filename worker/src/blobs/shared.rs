@@ -11,7 +11,10 @@ use std::{
     collections::HashSet,
     fs::File,
     io::{self, Read, Write},
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     sync::{Arc, Mutex, OnceLock},
 };
 
@@ -33,6 +36,12 @@ use crate::locks::lock;
 pub(crate) const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::GROW)
     .union(SealFlags::SHRINK);
+
+/// Unit in which the kernel counts the memory of a file.
+const BLOCK_BYTES: u64 = 512;
+
+/// The last page of a file may be used in part.
+const PAGE_BYTES: u64 = 64 << 10;
 
 /// Maximum number of segments queued for the worker. Further ones are dropped, as kept uploads
 /// only save time.
@@ -120,15 +129,11 @@ impl Segment {
         sizes_bytes: Vec<u64>,
         max_bytes: u64,
     ) -> Result<(Self, Vec<Hash>), SegmentError> {
-        // The call fails on a file that does not support seals.
-        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
-            return Err(SegmentError::Violation);
-        }
-        let file = File::from(file);
+        let (file, file_bytes) = sealed(file).map_err(|_| SegmentError::Violation)?;
         let sum = |sum: u64, size: &u64| sum.checked_add(*size);
         let size = sizes_bytes.iter().try_fold(0, sum);
         let is_plausible = size.is_some_and(|size| size <= max_bytes)
-            && size == Some(file.metadata()?.len())
+            && size == Some(file_bytes)
             && sizes_bytes.len() <= MAX_HELD;
         if !is_plausible {
             return Err(SegmentError::Violation);
@@ -157,6 +162,26 @@ impl Segment {
 pub(crate) fn unnamed_memory(name: &str) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(File::from(memfd_create(name, flags)?))
+}
+
+/// Checks that nobody can change this memory, and that it has no pages beyond its size, which nobody would be
+/// charged for. Returns its size.
+///
+/// # Errors
+///
+/// The rule that its sender broke.
+pub(crate) fn sealed(file: OwnedFd) -> Result<(File, u64), &'static str> {
+    // The call fails on a file that does not support seals.
+    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+        return Err("its memory is not sealed");
+    }
+    let file = File::from(file);
+    let metadata = file.metadata();
+    let metadata = metadata.map_err(|_| "the size of its memory cannot be read")?;
+    match metadata.blocks() * BLOCK_BYTES <= metadata.len() + PAGE_BYTES {
+        true => Ok((file, metadata.len())),
+        false => Err("its memory has pages beyond its size"),
+    }
 }
 
 /// Reads a part of a file, whatever position the file's other holders set.
@@ -381,6 +406,12 @@ mod tests {
         refused(&open, &[4], 100);
         fcntl_add_seals(&open, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         refused(&open, &[4], 100);
+        // Memory beyond the end of the file, for which nobody would be charged.
+        let more = unnamed_memory("test").unwrap();
+        let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&more, keep, 0, 1 << 20).unwrap();
+        fcntl_add_seals(&more, SEALS).unwrap();
+        refused(&more, &[], 100);
         refused(&File::open("/dev/zero").unwrap(), &[4], 100);
         refused(&tempfile::tempfile().unwrap(), &[], 100);
     }

@@ -13,13 +13,18 @@ use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
     v1::DeviceGrant,
 };
-use tensord_transport::{Identity, Listener, handoff::Passed, identity::IdentityDer};
+use tensord_transport::{
+    Identity, Listener,
+    handoff::{Passed, SendError},
+    identity::IdentityDer,
+};
 use tokio::{
     runtime::Handle,
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
 };
+use tracing::debug;
 
 use super::{
     ProcessError, bytes_to_path,
@@ -38,7 +43,8 @@ use crate::{
     lease_host::LeaseHost,
     op_record::OpRecord,
     process_message::{
-        End, Event, KeptUploads, PassedConnection, ProcessSettings, Report, Start, Task,
+        End, Event, KeptUploads, PassedConnection, ProcessSettings, Report, SnapshotKept, Start,
+        Task,
     },
     registry::{DETACHED_TIMEOUT, Registry, RegistrySettings, SnapshotStores},
     start::{SWEEP_INTERVAL, watch_devices},
@@ -210,7 +216,9 @@ impl LeaseRun {
                     if let SnapshotMessage::SessionEnded(session) = message {
                         self.left_snapshots.forget(session);
                     }
-                    send_snapshot(&mut channel, message).await?;
+                    if let Some(refused) = send_snapshot(&mut channel, message).await? {
+                        self.snapshots.on_kept(refused);
+                    }
                 }
                 Ok(lost) = lost_device.wait_for(Option::is_some) => {
                     // The op may never return. Only another process can use the device, so this
@@ -369,7 +377,14 @@ impl SentUploads {
             hashes: Vec::new(),
             number,
         });
-        channel.send_with(uploads, Some(segment.file.as_fd())).await
+        match channel.send_with(uploads, Some(segment.file.as_fd())).await {
+            Err(ProcessError::Send(e @ SendError::Refused(_))) => {
+                debug!("uploads are not kept: {e}");
+                self.awaited.remove(&number);
+                Ok(())
+            }
+            sent => sent,
+        }
     }
 
     fn done(&mut self, number: u64) {
@@ -380,23 +395,35 @@ impl SentUploads {
     }
 }
 
-/// Sends the worker a snapshot, or the id of a session that has ended.
+/// Sends the worker a snapshot, or the id of a session that has ended. If the system refuses to send the
+/// snapshot, returns the reply that it is not kept.
 async fn send_snapshot(
     channel: &mut Channel,
     message: SnapshotMessage,
-) -> Result<(), ProcessError> {
-    match message {
-        SnapshotMessage::Snapshot(info, files) => {
-            if let Some(base) = files.base {
-                let event = Event::SnapshotBase(info);
-                channel.send_with(event, Some(base.as_fd())).await?;
-            }
-            let event = Event::Snapshot(info);
-            channel.send_with(event, Some(files.snapshot.as_fd())).await
-        }
+) -> Result<Option<SnapshotKept>, ProcessError> {
+    let (info, files) = match message {
+        SnapshotMessage::Snapshot(info, files) => (info, files),
         SnapshotMessage::SessionEnded(session) => {
-            channel.send(Event::SessionEnded(session.0)).await
+            channel.send(Event::SessionEnded(session.0)).await?;
+            return Ok(None);
         }
+    };
+    let sending = async {
+        if let Some(base) = &files.base {
+            let event = Event::SnapshotBase(info);
+            channel.send_with(event, Some(base.as_fd())).await?;
+        }
+        let event = Event::Snapshot(info);
+        channel.send_with(event, Some(files.snapshot.as_fd())).await
+    };
+    match sending.await {
+        Ok(()) => Ok(None),
+        Err(ProcessError::Send(e @ SendError::Refused(_))) => Ok(Some(SnapshotKept {
+            session_id: info.session_id,
+            mark: info.mark,
+            error: e.to_string(),
+        })),
+        Err(e) => Err(e),
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) async fn describe(
     process
         .send(Task::Describe(describe), None)
         .await
-        .map_err(failed)?;
+        .map_err(|e| failed(e.to_string()))?;
     let described = match timeout(DESCRIBE_DEADLINE, process.recv()).await {
         Ok(Some(Event::Described(described))) => described,
         Ok(_) => {

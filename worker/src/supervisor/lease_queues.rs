@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     fs::File,
     sync::{Arc, Mutex},
     time::Instant,
@@ -22,6 +23,7 @@ use super::{
     kept_uploads::KeptSegment,
     restarts::Restarts,
     snapshots::{KeptBase, KeptSnapshot},
+    table::END_TIMEOUT,
 };
 use crate::{
     blobs::shared::Segment,
@@ -36,7 +38,7 @@ pub(super) struct RunningLease {
     tasks: mpsc::Sender<QueuedTask>,
     pub(super) connections: mpsc::Sender<Passed>,
     /// Set to have the process killed.
-    pub(super) kill: watch::Sender<bool>,
+    pub(super) kill: watch::Sender<Option<KillReason>>,
     /// The worker that keeps the lease's snapshots.
     pub(super) keeper: watch::Sender<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<CopyProgress<Assignment>>>,
@@ -51,6 +53,43 @@ pub(super) struct RunningLease {
     pub(super) activity: Activity,
     /// The other ends, until the process is started.
     pub(super) queues: Option<LeaseQueues>,
+}
+
+/// Why the worker kills a process.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum KillReason {
+    /// It was to end its sessions, and did not.
+    NotEnded,
+    /// It has not returned the turn of this device.
+    KeepsDevice(u32),
+    /// It does not read its messages.
+    ReadsNothing,
+    /// Its lease is forgotten.
+    Forgotten,
+}
+
+impl fmt::Display for KillReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotEnded => write!(f, "it did not end its sessions within {END_TIMEOUT:?}"),
+            Self::KeepsDevice(device) => write!(
+                f,
+                "it did not return device {device} in time, for which another lease waits"
+            ),
+            Self::ReadsNothing => write!(f, "it left {TASK_QUEUE} messages unread"),
+            Self::Forgotten => f.write_str("its lease is over"),
+        }?;
+        f.write_str(" and was killed")
+    }
+}
+
+/// Waits until a process is to be killed.
+pub(super) async fn killed(kill: &mut watch::Receiver<Option<KillReason>>) -> KillReason {
+    let reason = kill.wait_for(Option::is_some).await;
+    reason
+        .ok()
+        .and_then(|reason| *reason)
+        .unwrap_or(KillReason::Forgotten)
 }
 
 /// A task, with the memory that it passes on.
@@ -85,7 +124,7 @@ pub(super) struct LeaseQueues {
     pub(super) granted: LeaseGranted,
     pub(super) tasks: mpsc::Receiver<QueuedTask>,
     pub(super) connections: mpsc::Receiver<Passed>,
-    pub(super) kill: watch::Receiver<bool>,
+    pub(super) kill: watch::Receiver<Option<KillReason>>,
     pub(super) keeper: watch::Receiver<Option<Keeper>>,
     pub(super) progress: Arc<Mutex<CopyProgress<Assignment>>>,
     pub(super) store_progress: Arc<Mutex<CopyProgress<StoreId>>>,
@@ -122,7 +161,7 @@ impl RunningLease {
     pub(super) fn new(granted: LeaseGranted, restarts: Restarts) -> Self {
         let (tasks, queued_tasks) = mpsc::channel(TASK_QUEUE);
         let (connections, queued_connections) = mpsc::channel(CONNECTION_QUEUE);
-        let (kill, killed) = watch::channel(false);
+        let (kill, killed) = watch::channel(None);
         let (keeper, keepers) = watch::channel(None);
         // The lease is about to be used.
         let report = Report {
@@ -173,7 +212,7 @@ impl RunningLease {
         if let Err(mpsc::error::TrySendError::Full(dropped)) = self.tasks.try_send(task)
             && !dropped.is_expendable()
         {
-            self.kill.send_replace(true);
+            self.kill.send_replace(Some(KillReason::ReadsNothing));
         }
     }
 }
@@ -181,7 +220,7 @@ impl RunningLease {
 impl QueuedTask {
     /// Returns whether a process needs the task only to be faster, or another of its kind follows
     /// soon.
-    fn is_expendable(&self) -> bool {
+    pub(super) fn is_expendable(&self) -> bool {
         matches!(
             self.task,
             Task::Uploads(_) | Task::Time(_) | Task::Unreachable(_) | Task::QueryMemory(_)

@@ -7,7 +7,6 @@ mod spawner;
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
-    process::Child,
     time::{Duration, Instant},
 };
 
@@ -16,8 +15,8 @@ use tensord_proto::text::{MESSAGE_CHARS, sanitize};
 use tensord_transport::handoff;
 use tokio::time::{sleep, timeout};
 
+use self::spawner::ChildProcess;
 pub(super) use self::spawner::Spawner;
-use super::lease_cgroups::LeaseCgroup;
 use crate::process_message::{BUILD, Event, FromProcess, Task, ToProcess};
 
 /// How long a process may take to start.
@@ -43,32 +42,41 @@ pub(super) enum ProcessError {
     NotReady(String),
 }
 
+/// Why a task was not sent.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SendError {
+    /// The system refuses to send it. The process may go on without it.
+    #[error(transparent)]
+    Refused(handoff::SendError),
+    /// The process is gone, or does not read. It must not be used any more.
+    #[error("{0}")]
+    Gone(String),
+}
+
+impl From<SendError> for String {
+    fn from(error: SendError) -> Self {
+        error.to_string()
+    }
+}
+
 /// A process that was started by a [`Spawner`]. Dropping it kills the process.
 pub(super) struct Process {
+    child: ChildProcess,
     /// Taken by `drop`.
-    child: Option<Child>,
-    /// `None` if this worker may not make control groups.
-    cgroup: Option<LeaseCgroup>,
-    sender: handoff::Sender,
-    receiver: handoff::Receiver,
+    channel: Option<(handoff::Sender, handoff::Receiver)>,
     /// Whether a message could not be sent because the process had closed its end.
     is_closed: bool,
-    spawner: Spawner,
 }
 
 impl Process {
     /// Starts a process, and waits until it is ready for its first task.
     pub(super) async fn start(spawner: &Spawner) -> Result<Self, ProcessError> {
-        let (child, cgroup, stream) = spawner.spawn().await.map_err(ProcessError::Spawn)?;
+        let (child, stream) = spawner.spawn().await.map_err(ProcessError::Spawn)?;
         let (sender, receiver) = handoff::channel(stream);
-        let receiver = receiver.memory_files_only();
         let mut process = Self {
-            child: Some(child),
-            cgroup,
-            sender,
-            receiver,
+            child,
+            channel: Some((sender, receiver.memory_files_only())),
             is_closed: false,
-            spawner: spawner.clone(),
         };
         let reason = match timeout(START_DEADLINE, process.recv()).await {
             Ok(Some(Event::Hello(build))) if build == BUILD => return Ok(process),
@@ -87,21 +95,27 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// When the process is gone, or does not read. It must not be used any more.
+    /// When the process is gone or does not read, or the system refuses to send the task.
     pub(super) async fn send(
         &mut self,
         task: Task,
         fd: Option<BorrowedFd<'_>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), SendError> {
         let task = Some(task);
         let frame = ToProcess { task }.encode_to_vec();
-        match timeout(SEND_DEADLINE, self.sender.send(&frame, fd)).await {
+        let Some((sender, _)) = &mut self.channel else {
+            return Err(SendError::Gone("its channel is closed".into()));
+        };
+        match timeout(SEND_DEADLINE, sender.send(&frame, fd)).await {
             Ok(Ok(())) => Ok(()),
+            Ok(Err(e @ handoff::SendError::Refused(_))) => Err(SendError::Refused(e)),
             Ok(Err(e)) => {
                 self.is_closed = true;
-                Err(e.to_string())
+                Err(SendError::Gone(e.to_string()))
             }
-            Err(_) => Err(format!("the process read nothing for {SEND_DEADLINE:?}")),
+            Err(_) => Err(SendError::Gone(format!(
+                "the process read nothing for {SEND_DEADLINE:?}"
+            ))),
         }
     }
 
@@ -114,7 +128,8 @@ impl Process {
 
     /// As [`recv`](Self::recv), with the file descriptor that came with the event.
     pub(super) async fn recv_with(&mut self) -> Option<(Event, Option<OwnedFd>)> {
-        let received = self.receiver.recv().await.ok()??;
+        let (_, receiver) = self.channel.as_mut()?;
+        let received = receiver.recv().await.ok()??;
         let event = FromProcess::decode(received.frame).ok()?.event?;
         Some((event, received.fd))
     }
@@ -126,14 +141,14 @@ impl Process {
     ///
     /// When the system refuses it.
     pub(super) fn limit_memory(&mut self, device_bytes: u64) -> io::Result<()> {
-        let limited = self.cgroup.as_mut();
+        let limited = self.child.cgroup.as_mut();
         limited.map_or(Ok(()), |cgroup| cgroup.limit(device_bytes))
     }
 
     /// Returns a description of the process's end if the kernel has killed it because it reached
     /// the limit of its memory.
     pub(super) fn out_of_memory(&self) -> Option<String> {
-        self.cgroup.as_ref()?.out_of_memory()
+        self.child.cgroup.as_ref()?.out_of_memory()
     }
 
     /// Returns whether a message could not be sent because the process has closed the channel. It
@@ -144,8 +159,7 @@ impl Process {
 
     /// Returns whether the process has exited.
     pub(super) fn has_exited(&mut self) -> bool {
-        let child = self.child.as_mut();
-        child.is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+        !matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Waits until the process has exited, and kills it if that takes too long. Returns a
@@ -154,10 +168,7 @@ impl Process {
         let until = Instant::now() + EXIT_TIMEOUT;
         let mut was_killed = false;
         loop {
-            let Some(child) = &mut self.child else {
-                return "it has ended".into();
-            };
-            match child.try_wait() {
+            match self.child.try_wait() {
                 Ok(Some(_)) if was_killed => {
                     return format!("it did not exit within {EXIT_TIMEOUT:?} and was killed");
                 }
@@ -175,18 +186,14 @@ impl Process {
 
     /// Kills the process.
     pub(super) fn kill(&mut self) {
-        if let Some(child) = &mut self.child {
-            // An error means that the process has exited.
-            let _ = child.kill();
-        }
+        self.child.kill();
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.kill();
-        if let Some(child) = self.child.take() {
-            self.spawner.reap(child, self.cgroup.take());
+        if let Some((sender, receiver)) = self.channel.take() {
+            handoff::close(sender, receiver);
         }
     }
 }

@@ -9,22 +9,24 @@ use std::{
 };
 
 use tensord_proto::{
+    content::MAX_HELD,
     ids::{LeaseId, SessionId},
     text::{MESSAGE_CHARS, sanitize},
 };
-use tokio::sync::watch;
-use tracing::debug;
+use tokio::time::timeout;
+use tracing::{debug, warn};
 
 use super::{
     Supervisor,
     lease_queues::{LeaseQueues, PassedMemory, QueuedTask},
-    process::Process,
+    process::{Process, SendError},
     restarts::Restarts,
     snapshot_copies::SnapshotCopies,
     snapshots::{Refused, SnapshotBounds, SnapshotFiles},
     upload_queue::UploadQueue,
 };
 use crate::{
+    blobs::shared::SegmentError,
     locks::lock,
     process_message::{Event, PassedConnection, Report, SnapshotInfo, SnapshotKept, Task},
 };
@@ -43,8 +45,9 @@ const MAX_MISSING_PEERS: usize = 64;
 /// is left out.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Why a process is killed.
-const KILLED: &str = "it did not end, return a device or read its messages in time and was killed";
+/// How long the worker goes on to keep uploads of a process that has sent its last message. The devices of its
+/// lease are not free before.
+const UPLOADS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The run of a lease in one process.
 pub(super) struct ProcessRun<'a> {
@@ -59,6 +62,8 @@ pub(super) struct ProcessRun<'a> {
     /// Until a program has opened a session, the lease counts as one session, so that a worker
     /// that drains waits for it.
     pub(super) has_had_sessions: bool,
+    /// Whether the process has ended its sessions and sent its last message.
+    pub(super) has_ended: bool,
     /// The lease's devices, with its weight for turns of each.
     pub(super) devices: BTreeMap<u32, u32>,
     pub(super) began: Instant,
@@ -66,7 +71,7 @@ pub(super) struct ProcessRun<'a> {
     pub(super) failure: Option<String>,
     /// Bounds of the lease's snapshots; `None` if it has none.
     pub(super) snapshot_bounds: Option<SnapshotBounds>,
-    /// The base that the process has sent for the snapshot that follows.
+    /// The base that the process has sent last, and its snapshot, which follows.
     pub(super) new_base: Option<(SnapshotInfo, OwnedFd)>,
     pub(super) restarts: &'a mut Restarts,
     pub(super) copies: &'a mut SnapshotCopies,
@@ -74,7 +79,8 @@ pub(super) struct ProcessRun<'a> {
 
 impl ProcessRun<'_> {
     /// Exchanges messages with the process until the process closes its channel or sends something
-    /// malformed. An error is the reason to kill the process.
+    /// malformed. An error is the reason to kill the process. May be dropped at any time, if the process is
+    /// killed then.
     pub(super) async fn serve(
         &mut self,
         supervisor: &Supervisor,
@@ -88,15 +94,18 @@ impl ProcessRun<'_> {
         let mut uploads_sent = UploadQueue::new(supervisor, self.tenant.clone());
         loop {
             tokio::select! {
-                () = killed(&mut queues.kill) => {
-                    return Err(KILLED.into());
-                }
                 Some(task) = queues.tasks.recv() => self.send(process, task).await?,
                 Some(connection) = queues.connections.recv() => {
                     let (socket, first) = connection.parts();
                     let first_datagram = first.map(|first| first.to_vec());
                     let task = Task::Connection(PassedConnection { first_datagram });
-                    process.send(task, Some(socket)).await?;
+                    match process.send(task, Some(socket)).await {
+                        // The client dials again.
+                        Err(e @ SendError::Refused(_)) => {
+                            warn!(lease = %self.lease, "dropped a connection to the process of the lease: {e}");
+                        }
+                        sent => sent?,
+                    }
                 }
                 done = uploads_sent.kept() => confirm_uploads(process, done?).await?,
                 kept = self.copies.kept() => {
@@ -104,6 +113,9 @@ impl ProcessRun<'_> {
                 }
                 event = process.recv_with() => match event {
                     Some((Event::Uploads(uploads), Some(file))) => {
+                        if uploads.sizes_bytes.len() > MAX_HELD || !uploads.hashes.is_empty() {
+                            return Err(SegmentError::Violation.to_string());
+                        }
                         self.segments_sent = self.segments_sent.saturating_add(1);
                         let number = uploads.number;
                         let is_queued = self.segments_sent <= MAX_SEGMENTS_SENT
@@ -114,7 +126,7 @@ impl ProcessRun<'_> {
                     }
                     // The snapshot follows.
                     Some((Event::SnapshotBase(info), Some(file)))
-                        if self.snapshot_bounds.is_some() && self.new_base.is_none() =>
+                        if self.snapshot_bounds.is_some() =>
                     {
                         self.new_base = Some((info, file));
                     }
@@ -128,9 +140,16 @@ impl ProcessRun<'_> {
                 },
             }
         }
-        tokio::select! {
-            kept = uploads_sent.all_kept() => kept,
-            () = killed(&mut queues.kill) => Err(KILLED.into()),
+        if !self.has_ended {
+            // It has died. Its uploads would hold up the report of that.
+            return Ok(());
+        }
+        match timeout(UPLOADS_TIMEOUT, uploads_sent.all_kept()).await {
+            Ok(kept) => kept,
+            Err(_) => {
+                debug!(lease = %self.lease, "not all uploads are kept, as that takes longer than {UPLOADS_TIMEOUT:?}");
+                Ok(())
+            }
         }
     }
 
@@ -147,12 +166,9 @@ impl ProcessRun<'_> {
             return Err("it sent a snapshot, and its lease takes none".into());
         };
         let (epoch, session) = (self.restarts.epoch(), SessionId(info.session_id));
-        let base = match self.new_base.take() {
-            Some((of, _)) if of != info => {
-                return Err("it sent the base of another snapshot".into());
-            }
-            base => base.map(|(_, base)| base),
-        };
+        // The base may be of an earlier snapshot, which the system did not let the process send.
+        let base = self.new_base.take().filter(|(of, _)| *of == info);
+        let base = base.map(|(_, base)| base);
         let mut snapshots = lock(&supervisor.snapshots);
         let files = SnapshotFiles { file, base };
         let added = snapshots.add(self.lease, bounds, epoch, info, files);
@@ -177,14 +193,18 @@ impl ProcessRun<'_> {
         }))
     }
 
-    async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), String> {
+    async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), SendError> {
+        let is_expendable = queued.is_expendable();
         let QueuedTask { task, memory } = queued;
         let is_uploads = matches!(memory, Some(PassedMemory::Uploads(_)));
         if is_uploads && self.held.len() >= MAX_SEGMENTS_HELD {
             return Ok(());
         }
         let file = memory.as_ref().map(|memory| memory.file().as_fd());
-        process.send(task, file).await?;
+        match process.send(task, file).await {
+            Err(SendError::Refused(_)) if is_expendable => return Ok(()),
+            sent => sent?,
+        }
         if let Some(PassedMemory::Uploads(segment)) = memory {
             self.held.push(segment.file);
         }
@@ -224,7 +244,10 @@ impl ProcessRun<'_> {
                     supervisor.reports.notify_one();
                 }
             }
-            Event::Used(report) => supervisor.count(self.lease, &self.plausible(report)),
+            Event::Used(report) => {
+                self.has_ended = true;
+                supervisor.count(self.lease, &self.plausible(report));
+            }
             Event::RequestTurn(device) => {
                 let Some(&weight) = self.devices.get(&device) else {
                     return Err("it requested a device that it does not have".into());
@@ -277,7 +300,7 @@ impl ProcessRun<'_> {
 
 /// Tells a process that the worker has kept the uploads with this number, or has no room for them, if a session waits
 /// for that.
-async fn confirm_uploads(process: &mut Process, number: u64) -> Result<(), String> {
+async fn confirm_uploads(process: &mut Process, number: u64) -> Result<(), SendError> {
     if number == 0 {
         return Ok(());
     }
@@ -286,10 +309,4 @@ async fn confirm_uploads(process: &mut Process, number: u64) -> Result<(), Strin
         Err(_) if process.is_closed() => Ok(()),
         sent => sent,
     }
-}
-
-/// Waits until the process is to be killed.
-async fn killed(kill: &mut watch::Receiver<bool>) {
-    // An error means that the lease is forgotten.
-    let _ = kill.wait_for(|kill| *kill).await;
 }

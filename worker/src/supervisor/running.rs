@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     Supervisor,
     keeper_link::KeeperLink,
-    lease_queues::{LeaseQueues, QueuedTask, part_of},
+    lease_queues::{LeaseQueues, QueuedTask, killed, part_of},
     process::Process,
     process_run::ProcessRun,
     restarts::Restarts,
@@ -68,7 +68,13 @@ impl Supervisor {
         restarts: &mut Restarts,
         copies: &mut SnapshotCopies,
     ) -> bool {
-        let prepared = match self.prepare(queues, restarts).await {
+        let mut kill = queues.kill.clone();
+        let prepared = tokio::select! {
+            biased;
+            reason = killed(&mut kill) => Err(format!("before it had a process, {reason}")),
+            prepared = self.prepare(queues, restarts) => prepared,
+        };
+        let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(reason) => {
                 self.cannot_run(lease, queues, &reason);
@@ -186,6 +192,7 @@ impl Supervisor {
             segments_sent: 0,
             reported_at: None,
             has_had_sessions: false,
+            has_ended: false,
             devices: weights(&start),
             began,
             failure: None,
@@ -195,10 +202,16 @@ impl Supervisor {
             copies,
         };
         limit_memory(lease, &mut process, &start);
-        let started = process.send(Task::Start(start), Some(records.file().as_fd()));
-        let ended = match started.await {
-            Ok(()) => run.serve(self, &mut process, queues, tasks).await,
-            Err(reason) => Err(reason),
+        let mut kill = queues.kill.clone();
+        let running = async {
+            let records = Some(records.file().as_fd());
+            process.send(Task::Start(start), records).await?;
+            run.serve(self, &mut process, queues, tasks).await
+        };
+        let ended = tokio::select! {
+            biased;
+            reason = killed(&mut kill) => Err(reason.to_string()),
+            ended = running => ended,
         };
         if let Err(reason) = &ended
             && !process.is_closed()

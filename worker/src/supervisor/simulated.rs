@@ -498,6 +498,7 @@ impl SimulatedRun {
             held: Vec::new(),
             segments_sent: 0,
             reported_at: None,
+            has_ended: false,
             has_had_sessions: self.has_had_sessions,
             devices,
             began: Instant::now(),

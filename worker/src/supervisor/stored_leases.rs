@@ -84,7 +84,7 @@ impl Supervisor {
         let loading = timeout(LOAD_DEADLINE, part.load(bytes));
         let loaded = tokio::select! {
             loaded = loading => loaded,
-            _ = queues.kill.wait_for(|kill| *kill) => return Err("it was ended while its snapshots were loaded".into()),
+            _ = queues.kill.wait_for(Option::is_some) => return Err("it was ended while its snapshots were loaded".into()),
         };
         let store = &part.store;
         let loaded = loaded

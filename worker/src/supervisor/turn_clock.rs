@@ -7,6 +7,7 @@ use tracing::warn;
 
 use super::{
     Supervisor,
+    lease_queues::KillReason,
     turns::{TurnAction, Turns},
 };
 use crate::{locks::lock, process_message::Task};
@@ -48,7 +49,9 @@ impl Supervisor {
                 TurnAction::Revoke(_, device) => running.send(Task::RevokeTurn(device)),
                 TurnAction::Kill(_, device) => {
                     warn!(%lease, device, "the process of the lease keeps its device from others and is killed");
-                    running.kill.send_replace(true);
+                    running
+                        .kill
+                        .send_replace(Some(KillReason::KeepsDevice(device)));
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
     },
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     time::Duration,
 };
@@ -85,9 +85,14 @@ impl Spawner {
 
     /// Starts a process, with a control group of its own. Its log becomes part of this process's
     /// log.
-    pub(super) async fn spawn(
-        &self,
-    ) -> io::Result<(Child, Option<LeaseCgroup>, tokio::net::UnixStream)> {
+    pub(super) async fn spawn(&self) -> io::Result<(ChildProcess, tokio::net::UnixStream)> {
+        let spawner = self.clone();
+        // A task of its own goes on if the caller is cancelled, and drops the process then.
+        let spawning = tokio::spawn(async move { spawner.spawn_child().await });
+        spawning.await.map_err(io::Error::other)?
+    }
+
+    async fn spawn_child(self) -> io::Result<(ChildProcess, tokio::net::UnixStream)> {
         let ended = || io::Error::other("the thread that starts processes has ended");
         let (reply, replied) = oneshot::channel();
         self.0.send(Request::Spawn(reply)).map_err(|_| ended())?;
@@ -97,20 +102,16 @@ impl Spawner {
             channel,
             stderr,
         } = replied.await.map_err(|_| ended())??;
+        let child = ChildProcess {
+            child: Some(child),
+            cgroup,
+            spawner: self,
+        };
         channel.set_nonblocking(true)?;
-        tokio::spawn(pass_on_log(
-            child.id(),
-            pipe::Receiver::from_owned_fd(stderr)?,
-        ));
+        let stderr = pipe::Receiver::from_owned_fd(stderr)?;
+        tokio::spawn(pass_on_log(child.id(), stderr));
         let channel = tokio::net::UnixStream::from_std(channel)?;
-        Ok((child, cgroup, channel))
-    }
-
-    /// Waits for the end of a process that was killed or is exiting, without blocking the caller,
-    /// and removes its control group.
-    pub(super) fn reap(&self, child: Child, cgroup: Option<LeaseCgroup>) {
-        // The thread lives as long as `self`.
-        let _ = self.0.send(Request::Reap(child, cgroup));
+        Ok((child, channel))
     }
 
     /// Waits until all processes have exited that were to be reaped.
@@ -118,6 +119,53 @@ impl Spawner {
         let (reply, replied) = oneshot::channel();
         let _ = self.0.send(Request::AwaitExits(reply));
         let _ = replied.await;
+    }
+}
+
+/// A process, and its control group if this worker may make any. Dropping it kills the process, and has the
+/// spawner's thread wait for its end and remove the group.
+pub(super) struct ChildProcess {
+    /// Taken by `drop`.
+    child: Option<Child>,
+    pub(super) cgroup: Option<LeaseCgroup>,
+    spawner: Spawner,
+}
+
+impl ChildProcess {
+    fn id(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Returns how the process has exited, or `None` if it has not.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not know the process.
+    pub(super) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match &mut self.child {
+            Some(child) => child.try_wait(),
+            None => Err(io::Error::other("it was dropped")),
+        }
+    }
+
+    pub(super) fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // An error means that the process has exited.
+            let _ = child.kill();
+        }
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(child) = self.child.take() {
+            // The thread lives as long as the spawner.
+            let _ = self
+                .spawner
+                .0
+                .send(Request::Reap(child, self.cgroup.take()));
+        }
     }
 }
 
