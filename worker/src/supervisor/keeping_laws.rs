@@ -12,7 +12,7 @@
 //!
 //! A bucket has the code of a directory but for its `ObjectStore`; `training::object_storage` in `tests` tests a bucket.
 
-mod places;
+pub(super) mod places;
 
 use std::fs::File;
 
@@ -78,7 +78,7 @@ async fn later_process_replaces_snapshots<P: Place>(mut copied: Copied<P>) {
     copied.take(again).await.unwrap();
     copied.expect(&[one, again]).await;
     let late = taken(3, 1, b"late");
-    assert!(matches!(copied.take(late).await, Err(Refused::Full(_))));
+    assert!(matches!(copied.take(late).await, Err(Refused::NotKept(_))));
     copied.expect(&[one, again]).await;
 }
 

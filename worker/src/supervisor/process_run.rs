@@ -181,9 +181,9 @@ impl ProcessRun<'_> {
                 }
                 String::new()
             }
-            Err(Refused::Full(reason)) => reason,
-            Err(Refused::Violation) => {
-                return Err("it sent a snapshot that is not sealed, has another size than announced, or is not of a later mark".into());
+            Err(Refused::NotKept(reason)) => reason,
+            Err(Refused::Violation(rule)) => {
+                return Err(format!("it sent a snapshot that breaks a rule: {rule}"));
             }
         };
         Ok(Some(SnapshotKept {

@@ -12,14 +12,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     ops::RangeInclusive,
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    os::fd::OwnedFd,
     sync::Arc,
 };
 
-use rustix::fs::fcntl_get_seals;
 use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
-use crate::{blobs::shared::SEALS, process_message::SnapshotInfo};
+use crate::{blobs::shared::sealed, process_message::SnapshotInfo};
 
 /// Maximum number of sessions that have snapshots, for each device of their lease. An honest client
 /// has one session on each device. Each snapshot is an open file of the worker.
@@ -27,12 +26,6 @@ const MAX_SESSIONS_PER_DEVICE: usize = 16;
 
 /// Least bytes that a snapshot is charged for: it takes a descriptor of the worker, too.
 const MIN_COST_BYTES: u64 = 64 << 10;
-
-/// Unit in which the kernel counts the memory of a file.
-const BLOCK_BYTES: u64 = 512;
-
-/// The last page of a file may be used in part.
-const PAGE_BYTES: u64 = 64 << 10;
 
 /// A snapshot of a session.
 #[derive(Debug, Clone)]
@@ -81,8 +74,8 @@ impl KeptSnapshot {
         }
     }
 
-    /// Returns whether a keeper that has these snapshots of the lease has the base of this one, with one that it
-    /// does not drop for this one.
+    /// Returns whether a keeper that has the snapshots `kept` of the lease has the base of this one, too, with a
+    /// snapshot that outlasts the arrival of this one.
     pub(super) fn has_base_among(&self, kept: &[SnapshotId]) -> bool {
         let (id, committed) = (self.id(), self.info.committed);
         let mut of_session = kept.iter().filter(|it| it.session_id == id.session_id);
@@ -90,13 +83,14 @@ impl KeptSnapshot {
     }
 }
 
-/// Returns whether one snapshot of a session has the base of another, which was taken when the client had committed
-/// the mark `committed`, and is not dropped for it.
+/// Returns whether the snapshot `kept` has the base of `other`, a snapshot of the same session, and outlasts its
+/// arrival: a place then drops the snapshots from before `committed`, the mark that the client had committed when
+/// `other` was taken.
 pub(super) fn keeps_base(kept: SnapshotId, other: SnapshotId, committed: u64) -> bool {
     kept.base_id == other.base_id && kept.mark >= committed
 }
 
-/// Returns what rises with each snapshot of a session.
+/// Returns the sort key of a session's snapshots: that of a later one is greater.
 pub(super) fn order(id: SnapshotId) -> (u64, u64) {
     (id.epoch, id.mark)
 }
@@ -146,10 +140,10 @@ struct LeaseSnapshots {
 /// Why a snapshot is not kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The process may go on without it.
-    Full(String),
-    /// The process broke a rule.
-    Violation,
+    /// There is no room for the snapshot, or it is of no use. The sender may go on.
+    NotKept(String),
+    /// The rule that the sender broke.
+    Violation(&'static str),
 }
 
 impl<K: Ord + Copy> Snapshots<K> {
@@ -168,13 +162,18 @@ impl<K: Ord + Copy> Snapshots<K> {
         files: impl Into<SnapshotFiles>,
     ) -> Result<(), Refused> {
         let SnapshotFiles { file, base } = files.into();
-        let (file, size_bytes) = sealed(file)?;
-        if size_bytes != info.size_bytes || info.mark <= info.committed {
-            return Err(Refused::Violation);
+        let (file, size_bytes) = sealed(file).map_err(Refused::Violation)?;
+        if size_bytes != info.size_bytes {
+            return Err(Refused::Violation("its size is not the announced one"));
         }
-        let new_base = base.map(sealed).transpose()?;
+        if info.mark <= info.committed {
+            return Err(Refused::Violation(
+                "its mark is not after the committed one",
+            ));
+        }
+        let new_base = base.map(sealed).transpose().map_err(Refused::Violation)?;
         if info.base_id == 0 && new_base.is_some() {
-            return Err(Refused::Violation);
+            return Err(Refused::Violation("it has a base without an id"));
         }
         let session = SessionId(info.session_id);
         let LeaseSnapshots {
@@ -185,11 +184,11 @@ impl<K: Ord + Copy> Snapshots<K> {
         let max_sessions = MAX_SESSIONS_PER_DEVICE.saturating_mul(devices);
         if !sessions.contains_key(&session) && sessions.len() >= max_sessions {
             let reason = format!("{max_sessions} sessions of the lease have snapshots");
-            return Err(Refused::Full(reason));
+            return Err(Refused::NotKept(reason));
         }
         let kept = sessions.entry(session).or_default();
         if kept.last().is_some_and(|latest| latest.epoch > epoch) {
-            return Err(Refused::Full(
+            return Err(Refused::NotKept(
                 "there is a snapshot of a later process of the lease".into(),
             ));
         }
@@ -197,9 +196,14 @@ impl<K: Ord + Copy> Snapshots<K> {
             .last()
             .is_some_and(|latest| latest.epoch == epoch && latest.info.mark >= info.mark)
         {
-            return Err(Refused::Violation);
+            return Err(Refused::Violation(
+                "its mark is not after that of the snapshot before",
+            ));
         }
-        let base = base_of(info, kept, new_base)?;
+        let base = base_of(info, kept, new_base);
+        if let Err(Refused::Violation(rule)) = base {
+            return Err(Refused::Violation(rule));
+        }
         // All but the one from which the client can go on.
         *lease_used_bytes -= sum(kept);
         kept.retain(|snapshot| snapshot.info.mark == info.committed);
@@ -307,34 +311,33 @@ impl<K: Ord + Copy> Snapshots<K> {
     }
 }
 
-/// Returns the base of a snapshot: one that a snapshot of its session has, or the new one. The inner error is
-/// that it is not there.
+/// Returns the base of a snapshot: one that a snapshot of its session has, or the new one.
 ///
 /// # Errors
 ///
-/// If the sender broke a rule.
+/// If the base is not kept, or the sender broke a rule.
 fn base_of(
     info: SnapshotInfo,
     kept: &[KeptSnapshot],
     new_base: Option<(File, u64)>,
-) -> Result<Result<Option<KeptBase>, Refused>, Refused> {
+) -> Result<Option<KeptBase>, Refused> {
     let id = info.base_id;
     let mut known = kept.iter().filter_map(|kept| kept.base.as_ref());
     let known = known.find(|base| base.id == id).cloned();
-    Ok(match (known, new_base) {
+    match (known, new_base) {
         (None, None) if id == 0 => Ok(None),
-        // It is charged once, so there is one.
-        (Some(known), Some((_, size_bytes))) if known.size_bytes != size_bytes => {
-            return Err(Refused::Violation);
-        }
+        // A base is charged once per id, so a second copy must have the same size.
+        (Some(known), Some((_, size_bytes))) if known.size_bytes != size_bytes => Err(
+            Refused::Violation("its base has another size than the kept base of this id"),
+        ),
         (Some(known), _) => Ok(Some(known)),
         (None, Some((file, size_bytes))) => Ok(Some(KeptBase {
             id,
             size_bytes,
             file: Arc::new(file),
         })),
-        (None, None) => Err(Refused::Full(format!("its base {id:x} is not kept"))),
-    })
+        (None, None) => Err(Refused::NotKept(format!("its base {id:x} is not kept"))),
+    }
 }
 
 /// Adds a snapshot to those of its session, if there is room. The lease's other sessions use
@@ -353,7 +356,7 @@ fn push_within(
     }
     kept.pop();
     let cost_bytes = needed_bytes - used_bytes;
-    Err(Refused::Full(format!(
+    Err(Refused::NotKept(format!(
         "the snapshot has {cost_bytes} bytes, and {used_bytes} of {max_bytes} bytes for snapshots of the lease are in use"
     )))
 }
@@ -366,18 +369,4 @@ fn sum(kept: &[KeptSnapshot]) -> u64 {
     let bases: BTreeSet<_> = bases.map(|base| (base.id, base.size_bytes)).collect();
     let bases = bases.into_iter().map(|(_, size_bytes)| cost(size_bytes));
     snapshots.sum::<u64>() + bases.sum::<u64>()
-}
-
-/// Checks that nobody can change this memory, and that it has no pages beyond its size. Returns its size.
-fn sealed(file: OwnedFd) -> Result<(File, u64), Refused> {
-    // The call fails on a file that does not support seals.
-    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
-        return Err(Refused::Violation);
-    }
-    let file = File::from(file);
-    let metadata = file.metadata().map_err(|_| Refused::Violation)?;
-    match metadata.blocks() * BLOCK_BYTES <= metadata.len() + PAGE_BYTES {
-        true => Ok((file, metadata.len())),
-        false => Err(Refused::Violation),
-    }
 }

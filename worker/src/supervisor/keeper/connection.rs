@@ -90,7 +90,7 @@ async fn try_serve(
     let offered = [duplex::encode(Body::SnapshotsOffered(offered))];
     if link.sender.send(&offered).await.is_ok() {
         let lease = part.lease;
-        info!(%lease, "keeps the snapshots that worker {} takes", connection.name);
+        info!(%lease, "worker {} is connected and may send the snapshots of the lease", connection.name);
         let ended = connection.receive(link).await;
         debug!(%lease, "the connection from worker {} ended: {ended}", connection.name);
     }
@@ -163,9 +163,7 @@ fn announced_bytes(begin: &SnapshotBegin) -> u64 {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        if let Some(reserved) = self.reserved.take() {
-            lock(&self.supervisor.kept_for_others).release(reserved);
-        }
+        self.discard();
     }
 }
 
@@ -274,20 +272,45 @@ impl SourceConnection {
                 *receiving = Some(begun);
                 return Ok(reserved.err().map(|error| SnapshotStored { id, error }));
             }
-            (Body::SnapshotPart(part), Some(mut pending)) => match pending.append(&part.data) {
-                Ok(false) => *receiving = Some(pending),
-                Ok(true) => {
-                    let stored = self.store(pending);
-                    return match stored.map_err(|rule| self.broken(&rule))? {
-                        None if !self.may_send() => Err(MOVED.into()),
-                        stored => Ok(stored),
-                    };
-                }
-                Err(rule) => return Err(self.broken(&rule)),
-            },
+            (Body::SnapshotPart(part), Some(pending)) => {
+                return self.on_part(&part.data, pending, receiving);
+            }
             _ => return Err(self.broken("a frame out of place")),
         }
         Ok(None)
+    }
+
+    /// Appends a part to the snapshot `pending`, and keeps the snapshot if the part is the last one. The
+    /// results are those of [`on_frame`](Self::on_frame).
+    fn on_part<'a>(
+        &'a self,
+        part: &[u8],
+        mut pending: Receiving<'a>,
+        receiving: &mut Option<Receiving<'a>>,
+    ) -> Result<Option<SnapshotStored>, String> {
+        match pending.append(part) {
+            Ok(()) if pending.is_complete() => {
+                let stored = self.store(pending);
+                match stored.map_err(|rule| self.broken(&rule))? {
+                    None if !self.may_send() => Err(MOVED.into()),
+                    stored => Ok(stored),
+                }
+            }
+            Ok(()) => {
+                *receiving = Some(pending);
+                Ok(None)
+            }
+            Err(AppendError::Memory(e)) => {
+                pending.discard();
+                let id = pending.begin.id.unwrap_or_default();
+                // Its other parts follow all the same.
+                *receiving = Some(pending).filter(|pending| !pending.is_complete());
+                let size_bytes = part.len();
+                let reason = format!("no memory for {size_bytes} bytes of the snapshot: {e}");
+                Ok(Some(reply(id, reason)))
+            }
+            Err(AppendError::Violation(rule)) => Err(self.broken(rule)),
+        }
     }
 
     /// Returns whether the worker may still send snapshots of the lease.
@@ -378,19 +401,15 @@ impl SourceConnection {
         }
         match kept.add(self.part, self.number, id.epoch, info, files) {
             Ok(()) => Ok(Some(reply(id, String::new()))),
-            Err(Refused::Full(reason)) => Ok(Some(reply(id, reason))),
-            Err(Refused::Violation) => Err("the snapshot is not of a later mark".into()),
+            Err(Refused::NotKept(reason)) => Ok(Some(reply(id, reason))),
+            Err(Refused::Violation(rule)) => Err(format!("a snapshot breaks a rule: {rule}")),
         }
     }
 }
 
 impl Receiving<'_> {
-    /// Appends a part. Returns whether the snapshot is complete.
-    ///
-    /// # Errors
-    ///
-    /// The rule that the worker broke, or that there is no memory.
-    fn append(&mut self, part: &[u8]) -> Result<bool, String> {
+    /// Appends a part.
+    fn append(&mut self, part: &[u8]) -> Result<(), AppendError> {
         let base_bytes = self.begin.base_bytes;
         let is_of_base = self.received_bytes < base_bytes;
         self.received_bytes += part.len() as u64;
@@ -400,15 +419,37 @@ impl Receiving<'_> {
             announced_bytes(&self.begin)
         };
         if part.is_empty() || self.received_bytes > end {
-            return Err("a part is empty, or beyond the size of its snapshot or base".into());
+            let rule = "a part is empty, or beyond the size of its snapshot or base";
+            return Err(AppendError::Violation(rule));
         }
         if let Some(ReceivedFiles { base, snapshot }) = &mut self.files {
             let file = base.as_mut().filter(|_| is_of_base).unwrap_or(snapshot);
-            let written = file.write_all(part);
-            written.map_err(|e| format!("cannot keep a part of a snapshot: {e}"))?;
+            file.write_all(part).map_err(AppendError::Memory)?;
         }
-        Ok(self.received_bytes == announced_bytes(&self.begin))
+        Ok(())
     }
+
+    /// Returns whether all parts were received.
+    fn is_complete(&self) -> bool {
+        self.received_bytes == announced_bytes(&self.begin)
+    }
+
+    /// Frees what was received. Parts that follow are dropped.
+    fn discard(&mut self) {
+        self.files = None;
+        if let Some(reserved) = self.reserved.take() {
+            lock(&self.supervisor.kept_for_others).release(reserved);
+        }
+    }
+}
+
+/// Why a part of a snapshot is not kept.
+#[derive(Debug)]
+enum AppendError {
+    /// The rule that the worker broke.
+    Violation(&'static str),
+    /// This host has no memory for it.
+    Memory(io::Error),
 }
 
 /// Returns the reply to a snapshot, with the reason if it is not kept.
@@ -418,3 +459,6 @@ fn reply(id: SnapshotId, error: String) -> SnapshotStored {
         error,
     }
 }
+
+#[cfg(test)]
+mod tests;

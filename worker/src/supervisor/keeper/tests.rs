@@ -123,7 +123,7 @@ fn each_worker_of_a_lease_ends_its_own_sessions() {
     kept.add(PART, second, 1, info(1, 2), memory()).unwrap();
     kept.end_session(PART, SessionId(1), first);
     let refused = kept.add(PART, first, 0, info(1, 3), memory());
-    assert!(matches!(refused, Err(Refused::Full(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Refused::NotKept(_))), "{refused:?}");
     assert_eq!(kept.snapshots.of(PART).len(), 2);
     kept.end_session(PART, SessionId(1), second);
     kept.end_session(PART, SessionId(2), second);

@@ -39,7 +39,7 @@ use crate::{
 
 const LEASE: LeaseId = LeaseId(7);
 
-const PART: PartId = PartId {
+pub(in crate::supervisor) const PART: PartId = PartId {
     lease: LEASE,
     index: 0,
 };
@@ -215,7 +215,11 @@ pub(super) fn taken(mark: u64, committed: u64, bytes: &[u8]) -> Taken<'_> {
     }
 }
 
-fn worker(id: u64, store: Option<SnapshotStore>) -> (Arc<Supervisor>, mpsc::Receiver<Job>) {
+/// Returns a worker whose jobs nobody runs.
+pub(in crate::supervisor) fn worker(
+    id: u64,
+    store: Option<SnapshotStore>,
+) -> (Arc<Supervisor>, mpsc::Receiver<Job>) {
     let found = FoundDevice {
         selection: DeviceSelection {
             kind: "flex".into(),
@@ -244,7 +248,7 @@ fn worker(id: u64, store: Option<SnapshotStore>) -> (Arc<Supervisor>, mpsc::Rece
 }
 
 /// Allows a worker to send a keeper the snapshots of the lease, by this assignment.
-fn allow(keeper: &Supervisor, source: &Supervisor, assignment: u64) {
+pub(in crate::supervisor) fn allow(keeper: &Supervisor, source: &Supervisor, assignment: u64) {
     let certificate = source.settings.identity.fingerprint();
     let source = NewSource {
         name: "w1".into(),
