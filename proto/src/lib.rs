@@ -51,6 +51,13 @@ pub const MAX_FRAME_BYTES: usize = 4 << 20;
 /// Maximum number of reads in one frame: each takes memory at the other end.
 pub const MAX_READS_PER_FRAME: usize = 256;
 
+/// Most suspended leases whose snapshots a worker holds: the scheduler sends a command for each of them when the worker
+/// joins again, and queues at most 1024.
+pub const MAX_SUSPENDED_LEASES: usize = 512;
+
+/// Most leases in a worker's report of what its snapshot store has.
+pub const MAX_STORED_LEASES: usize = 1024;
+
 /// Most leases whose memory for snapshots a heartbeat reports. The memory of further leases is not counted.
 pub const MAX_LEASES_WITH_SNAPSHOTS: usize = 4096;
 

@@ -9,12 +9,12 @@
 //! - `outbound`: the channels of the two tracks, and the replies on them.
 //! - `inbound`: turns frames into work and payloads; `work_queue` has them until the
 //!   executor takes them.
-//! - `time_slice`: a turn on the device, in which `runner` executes the work.
+//! - `time_slice`: a slice of the device's time, in which `runner` executes the work on the tensors of `dataflow`.
+//! - `uploads`: the uploads of a frame of ops, and those that the session keeps for further use.
 //! - `peer_requests`: requests to the other sessions of the lease.
 //! - `upload_sharing`: offers the kept uploads to other sessions while this one runs.
-//! - `sealed_snapshot`: snapshots, encrypted;
-//! - `snapshot`: the state at a mark; `durability` has it kept outside of this process, and
-//!   `begin` makes a session of it.
+//! - `snapshot`: the state at a mark; `snapshot_base` decides which contents snapshots share, `sealed_snapshot`
+//!   encrypts them, `durability` has them kept outside of this process, and `begin` makes a session of one.
 
 mod begin;
 pub(crate) mod dataflow;
@@ -166,13 +166,11 @@ impl Session {
         device_context: DeviceContext,
         cohort: Arc<Cohort>,
     ) -> Result<Arc<Self>, Error> {
-        let taken = || {
-            Error::new(
-                ErrorCode::Session,
-                "the device's place in the lease is not free",
-            )
-        };
-        let lease_rank = cohort.lease_rank(grant.device_index).ok_or_else(taken)?;
+        let device = grant.device_index;
+        let lease_rank = cohort.lease_rank(device).ok_or_else(|| {
+            let reason = format!("device {device} is not among those of the session's cohort");
+            Error::new(ErrorCode::Session, reason)
+        })?;
         let op_progress = OpProgress::new(device_context.signals.clone());
         let open_runner = |held, seed| {
             Runner::new(
@@ -225,7 +223,10 @@ impl Session {
         let member: Weak<dyn Member> = Arc::downgrade(&session) as _;
         match session.cohort.enter(lease_rank, member) {
             true => Ok(session),
-            false => Err(taken()),
+            false => Err(Error::new(
+                ErrorCode::Session,
+                format!("rank {lease_rank} of the cohort has a session already"),
+            )),
         }
     }
 

@@ -52,8 +52,8 @@ pub enum StartError {
     /// The system could not start a thread for a device.
     #[error("cannot start a thread for a device: {0}")]
     Thread(#[from] std::io::Error),
-    /// No process could be started for the leases, or it failed.
-    #[error("cannot start a process for leases: {0}")]
+    /// The process that lists the host's devices could not be started, or it failed.
+    #[error("cannot list the host's devices: {0}")]
     Process(String),
     /// The snapshot store cannot be opened.
     #[cfg(target_os = "linux")]

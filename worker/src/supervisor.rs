@@ -11,7 +11,10 @@
 //! - `grants` takes leases, with the shares of devices that they have.
 //! - `turns` decides which process may use a device that several leases share; `turn_clock` executes.
 //! - `activity` tells since when a lease has been idle.
-//! - `running` runs a lease in one process after the other; `process_run` talks with one of them.
+//! - `running` runs a lease in one process after the other; `process_run` talks with one of them, and
+//!   `lease_queues` has what waits for it.
+//! - `restarts` decides whether a lease whose process has died goes on in another one; `recent_deaths` counts
+//!   deaths, of a lease's processes and of those on a device.
 //! - `snapshots` has the snapshots of this worker's sessions. `snapshot_copies` has them copied, by
 //!   way of a `copy_queue` each: `keeper_link` sends them to the lease's keeper, `store_link` writes
 //!   them to the `snapshot_store`. `pending_marks` decides when a mark counts as kept there, and
@@ -22,9 +25,11 @@
 //!   `handover` sends the latter to another worker when this one drains.
 //! - `lease_usage` counts what leases use of the devices.
 //! - `lease_cgroups` bounds the memory of each process.
-//! - `kept_uploads` has the uploads that sessions leave or share, by tenant.
+//! - `kept_uploads` has the uploads that sessions leave or share, by tenant; `upload_queue` verifies what a
+//!   process sends.
 //! - `kernels` makes the directory of a tenant's compiled kernels.
 //! - `describe` lists the host's devices.
+//! - `jobs` are queued for [`Supervisor::run`], as they take time.
 //! - `host` implements `LeaseHost`, by which the registration controls the leases.
 //! - `unrouted` answers connections that belong to no process.
 
@@ -35,6 +40,7 @@ mod describe;
 mod grants;
 mod handover;
 mod host;
+mod jobs;
 mod keeper;
 mod keeper_link;
 #[cfg(test)]
@@ -73,7 +79,7 @@ use std::{
 };
 
 use tensord_proto::{
-    ids::{LeaseId, PartId, WorkerId},
+    ids::{LeaseId, WorkerId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{Error, ErrorCode, LeaseGranted},
 };
@@ -86,7 +92,7 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 pub use self::snapshot_store::OpenStoreError;
 pub(crate) use self::{
@@ -96,8 +102,8 @@ pub(crate) use self::{
 };
 use self::{
     handover::Handovers,
+    jobs::{JOB_QUEUE, Job},
     keeper::KeptForOthers,
-    keeper_link::Keeper,
     kept_uploads::KeptUploads,
     kernels::tenant_kernels,
     lease_queues::{KillReason, RunningLease},
@@ -117,16 +123,12 @@ use crate::{
     usage::ledger::UsageLedger,
 };
 
-/// Number of devices for which a worker keeps the snapshots of others at least: each snapshot is an open
-/// file.
+/// Minimum of [`SnapshotBounds::devices`] for the snapshots of other workers' leases, which bounds the number of
+/// sessions: each snapshot is an open file.
 const MIN_KEPT_DEVICES: usize = 16;
 
 /// Number of tasks that wait for a process to receive them.
 const TASK_QUEUE: usize = 64;
-
-/// Maximum number of jobs that `run` has not taken yet. One beyond that is dropped; `run` takes
-/// them at once.
-const JOB_QUEUE: usize = 256;
 
 /// Number of connections that wait for a process to receive them. More wait in tasks that
 /// have a deadline.
@@ -170,7 +172,7 @@ pub(crate) struct Supervisor {
     spares: Spares,
     kept_uploads: Mutex<KeptUploads>,
     snapshots: Mutex<Snapshots<LeaseId>>,
-    /// The snapshots of leases that other workers run.
+    /// The snapshots of leases that this worker does not run: those that other workers run, and suspended ones.
     kept_for_others: Mutex<KeptForOthers>,
     /// The leases that are to go on from snapshots on all their workers, as their process here has
     /// died, and how it has ended.
@@ -201,18 +203,6 @@ struct SchedulerView {
     time_ms: Option<(u64, Instant)>,
 }
 
-/// Work that takes time.
-enum Job {
-    RunLease(LeaseId, Box<LeaseQueues>),
-    Probe(u32),
-    /// Find out of which leases the snapshot store has snapshots.
-    ListStored,
-    /// Delete what the snapshot store has of these leases.
-    DropStored(Vec<LeaseId>),
-    /// Hand the snapshots of a suspended lease over to another worker.
-    HandOver(PartId, Box<Keeper>),
-}
-
 impl Supervisor {
     /// Creates the supervisor of the devices that were `described`. The returned future must
     /// run for as long as leases are to run.
@@ -239,7 +229,7 @@ impl Supervisor {
         let spares = MAX_SPARES.min(devices.len());
         let kept_for_others = SnapshotBounds {
             max_bytes: settings.kept_for_others_bytes,
-            // What is kept for a lease that has the whole pool need not be able to go on here.
+            // A part with more devices than this worker has could not go on here, so not all its sessions need be kept.
             devices: devices.len().max(MIN_KEPT_DEVICES),
         };
         let op_timeout = Duration::from_millis(settings.process_settings.op_timeout_ms);
@@ -370,14 +360,6 @@ impl Supervisor {
             }
             Action::HealthChanged => self.reports.notify_one(),
             Action::Probe(device) => self.queue(Job::Probe(device)),
-        }
-    }
-
-    fn queue(&self, job: Job) {
-        // The task that takes the jobs never waits. An error means that the worker is
-        // shutting down.
-        if let Err(e) = self.jobs.try_send(job) {
-            debug!("a job of the worker's processes is dropped: {e}");
         }
     }
 

@@ -10,7 +10,11 @@ use futures::stream;
 use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
 use tensord_scheduler::StreamId;
 use tensord_transport::control::ResponseStream;
-use tokio::{sync::mpsc, task::AbortHandle, time::timeout};
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    task::AbortHandle,
+    time::timeout,
+};
 use tonic::{Status, Streaming};
 
 use super::convert;
@@ -86,11 +90,14 @@ impl<Out> OpenStream<Out> {
     ///
     /// If the peer is gone, or its queue is full because it does not read.
     pub(super) fn send(&self, message: Out) -> Result<(), Error> {
-        self.outgoing.try_send(Ok(message)).map_err(|_| {
-            Error::new(
+        self.outgoing.try_send(Ok(message)).map_err(|e| match e {
+            TrySendError::Full(_) => Error::new(
                 ErrorCode::Limit,
                 format!("the peer does not read its messages, and {OUTGOING_QUEUE} are queued"),
-            )
+            ),
+            TrySendError::Closed(_) => {
+                Error::new(ErrorCode::Cancelled, "the peer has closed its stream")
+            }
         })
     }
 

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tensord_proto::{
+    MAX_STORED_LEASES, MAX_SUSPENDED_LEASES,
     grant::number,
     ids::{LeaseId, PartId, StoreId, WorkerId},
     share::MAX_LANES,
@@ -32,11 +33,9 @@ const MAX_DEVICES: usize = 256;
 /// The largest number of leases of one worker: one in each lane of each device.
 const MAX_LEASES: usize = MAX_DEVICES * MAX_LANES as usize;
 
-/// Maximum number of leases in a worker's report of what its snapshot store has.
-const MAX_STORED: usize = 1 << 10;
-
-/// Maximum number of suspended leases that a worker may report.
-const MAX_SUSPENDED: usize = 1 << 9;
+/// Maximum number of suspended leases that a worker may report: those that it holds, and those whose processes are
+/// ending.
+const MAX_SUSPENDED: usize = MAX_SUSPENDED_LEASES + MAX_DEVICES;
 
 /// A worker's registration and the state that it reports.
 #[derive(Debug)]
@@ -219,7 +218,7 @@ pub(super) fn missing_peers(missing: &[v1::MissingPeer]) -> WorkerEvent {
 
 /// Converts a worker's list of leases of which its snapshot store has snapshots.
 pub(super) fn stored_leases(stored: v1::StoredLeases) -> WorkerEvent {
-    let leases = stored.lease_ids.into_iter().take(MAX_STORED);
+    let leases = stored.lease_ids.into_iter().take(MAX_STORED_LEASES);
     WorkerEvent::StoredLeases {
         leases: leases.map(LeaseId).collect(),
     }

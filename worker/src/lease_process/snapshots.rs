@@ -80,8 +80,8 @@ struct PendingSnapshot {
     copying: Duration,
     /// `None` if the session has ended.
     kept: Option<KeptCallback>,
-    /// What the device has copied, and from when the size is known the rest of it: taken until the worker has replied,
-    /// as the worker may be slow to receive the copy.
+    /// The snapshot's part of `copying_bytes`: at first what the device has copied, and also the rest once the size is
+    /// known. Held until the worker replies, as it may be slow to receive the copy.
     bytes: Vec<CopyingBytes>,
 }
 
@@ -413,7 +413,9 @@ impl StoredSnapshots for LeftSnapshots {
         let copy_of = |files: &Mutex<HashMap<_, File>>, number| {
             let file = lock(files).get(&(session, number)).map(File::try_clone);
             file.unwrap_or_else(|| {
-                let reason = format!("the worker has no snapshot or base {number:x} of it");
+                let reason = format!(
+                    "the worker has no snapshot of session {session} at mark {mark}, or not the base that this needs"
+                );
                 Err(io::Error::new(io::ErrorKind::NotFound, reason))
             })
         };

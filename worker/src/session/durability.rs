@@ -95,7 +95,10 @@ impl Session {
         };
         let (Some(snapshots), Some(key)) = (&self.device_context.snapshots, &self.snapshot_key)
         else {
-            let reason = "this worker, lease or session does not support snapshots";
+            let reason = match &self.snapshot_key {
+                Some(_) => "the worker keeps no snapshots",
+                None => "the session was opened without snapshots",
+            };
             return reply(Duration::ZERO, Err(reason.into()));
         };
         match captured {

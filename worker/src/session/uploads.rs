@@ -188,11 +188,14 @@ impl Uploads {
         };
         self.forget(slot);
         self.used_bytes += kept_cost(bytes.len());
-        if self.used_bytes > self.budget_bytes || self.slots.len() >= MAX_SLOTS as usize {
-            let rule = format!(
-                "the kept uploads take more than {} bytes",
-                self.budget_bytes
-            );
+        let (used_bytes, budget_bytes) = (self.used_bytes, self.budget_bytes);
+        if used_bytes > budget_bytes {
+            let rule =
+                format!("the kept uploads take {used_bytes} bytes, more than {budget_bytes} bytes");
+            return Err(self.contents.error(rule));
+        }
+        if self.slots.len() >= MAX_SLOTS as usize {
+            let rule = format!("the session keeps an upload in each of {MAX_SLOTS} slots");
             return Err(self.contents.error(rule));
         }
         let bytes = bulk::shared(bytes);

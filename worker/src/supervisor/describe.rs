@@ -66,7 +66,7 @@ pub(crate) async fn describe(
         Ok(Some(Event::Described(described))) => described,
         Ok(_) => {
             let how = process.exit().await;
-            return Err(failed(format!("the process that opens the devices: {how}")));
+            return Err(failed(format!("the process that lists them ended: {how}")));
         }
         Err(_) => {
             return Err(failed(format!(

@@ -161,7 +161,8 @@ impl Supervisor {
     ) -> Result<(), String> {
         let connecting = connect(self.settings.identity.clone(), part, keeper);
         let connected = timeout(CONNECT_DEADLINE, connecting).await;
-        let (mut link, kept) = connected.map_err(|_| "it did not answer")??;
+        let (mut link, kept) =
+            connected.map_err(|_| format!("it did not answer within {CONNECT_DEADLINE:?}"))??;
         let mut kept = kept;
         for snapshot in snapshots {
             let id = snapshot.id();

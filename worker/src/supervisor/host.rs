@@ -62,7 +62,7 @@ impl LeaseHost for Supervisor {
     }
 
     fn send_snapshots(&self, command: &SendSnapshots) {
-        let Ok(pin) = <[u8; 32]>::try_from(&command.certificate_sha256[..]) else {
+        let Some(certificate) = fingerprint(command.lease_id, &command.certificate_sha256) else {
             return;
         };
         let keeper = Keeper {
@@ -72,7 +72,7 @@ impl LeaseHost for Supervisor {
             },
             name: sanitize(&command.keeper, MESSAGE_CHARS).to_string(),
             address: command.address.clone(),
-            certificate: Fingerprint(pin),
+            certificate,
         };
         let part = PartId {
             lease: LeaseId(command.lease_id),
@@ -89,7 +89,8 @@ impl LeaseHost for Supervisor {
     }
 
     fn keep_snapshots(&self, command: &KeepSnapshots) {
-        let Ok(pin) = <[u8; 32]>::try_from(&command.source_certificate_sha256[..]) else {
+        let hash = &command.source_certificate_sha256;
+        let Some(certificate) = fingerprint(command.lease_id, hash) else {
             return;
         };
         let part = PartId {
@@ -100,7 +101,7 @@ impl LeaseHost for Supervisor {
         let mut kept = lock(&self.kept_for_others);
         let source = NewSource {
             name,
-            certificate: Fingerprint(pin),
+            certificate,
             assignment: command.assignment,
             is_handover: command.handover,
         };
@@ -413,6 +414,16 @@ impl Supervisor {
         });
         kept.collect()
     }
+}
+
+/// Returns the fingerprint of a certificate that a command of the scheduler names. Logs one of another length.
+fn fingerprint(lease_id: u64, sha256: &[u8]) -> Option<Fingerprint> {
+    let Ok(hash) = sha256.try_into() else {
+        let (lease, bytes) = (LeaseId(lease_id), sha256.len());
+        warn!(%lease, "ignored a command on snapshots: the hash of its certificate has {bytes} bytes instead of 32");
+        return None;
+    };
+    Some(Fingerprint(hash))
 }
 
 #[cfg(test)]

@@ -21,7 +21,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tensord_proto::ids::{LeaseId, PartId, SessionId};
+use tensord_proto::{
+    MAX_SUSPENDED_LEASES,
+    ids::{LeaseId, PartId, SessionId},
+};
 use tensord_transport::tls::Fingerprint;
 
 use self::tenants::{Reserved, Tenants};
@@ -36,18 +39,15 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(25 * 3600);
 /// run, if there is no room for both.
 const ORPHAN_PRIORITY_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// Maximum number of suspended leases: the scheduler sends a command for each of them when this worker
-/// joins again, and queues at most 1024.
-const MAX_HELD: usize = 512;
-
 /// Maximum number of leases of other workers, counted once for each of their parts.
 const MAX_SOURCES: usize = 1 << 16;
 
-/// The snapshots that this worker keeps for other workers.
+/// The snapshots that this worker keeps for leases that it does not run: those that other workers run, and suspended
+/// ones.
 #[derive(Debug)]
 pub(super) struct KeptForOthers {
     /// Bounds of all snapshots, with those that are being received. The number of devices is at least
-    /// that of this worker: what could go on here of a lease has no more.
+    /// that of this worker: a part of a lease that could go on here has no more devices.
     bounds: SnapshotBounds,
     tenants: Tenants,
     snapshots: Snapshots<PartId>,
@@ -220,7 +220,7 @@ impl KeptForOthers {
 
     /// Returns whether there is no place for another suspended lease.
     pub(super) fn is_full(&self) -> bool {
-        self.held.len() >= MAX_HELD
+        self.held.len() >= MAX_SUSPENDED_LEASES
     }
 
     /// Returns the snapshots of a part of a lease.
@@ -228,7 +228,7 @@ impl KeptForOthers {
         self.snapshots.of(part)
     }
 
-    /// Returns the bytes of the snapshots of each part of a lease.
+    /// Returns each part that has snapshots, of any lease, with their bytes.
     pub(super) fn sizes(&self) -> impl Iterator<Item = (PartId, u64)> {
         self.snapshots.sizes()
     }
@@ -401,7 +401,7 @@ impl KeptForOthers {
         if self.free_bytes() < size_bytes {
             let used_bytes = self.used_bytes();
             return Err(format!(
-                "the snapshot has {size_bytes} bytes, and {used_bytes} of {max_bytes} bytes for snapshots of other workers' leases are in use"
+                "the snapshot has {size_bytes} bytes, and {used_bytes} of {max_bytes} bytes for snapshots of other workers' and suspended leases are in use"
             ));
         }
         let used_bytes = self.used_by(&tenant);

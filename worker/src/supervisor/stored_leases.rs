@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tensord_proto::{ids::LeaseId, v1::LeaseGranted};
+use tensord_proto::{MAX_STORED_LEASES, ids::LeaseId, v1::LeaseGranted};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -21,9 +21,6 @@ const LOAD_DEADLINE: Duration = Duration::from_secs(50);
 /// Interval of reports to the scheduler of which leases the store has snapshots, so that those of leases
 /// that are over are deleted.
 const REPORT_INTERVAL: Duration = Duration::from_secs(600);
-
-/// Maximum number of leases in one report.
-const MAX_REPORTED: usize = 1024;
 
 /// What is known of the leases in the store.
 #[derive(Default)]
@@ -139,7 +136,7 @@ impl Supervisor {
         match store.leases(&key).await {
             Ok(mut found) => {
                 found.retain(|lease| !lock(&self.leases).contains_key(lease));
-                found.truncate(MAX_REPORTED);
+                found.truncate(MAX_STORED_LEASES);
                 if !found.is_empty() {
                     lock(&self.stored_leases).found = found;
                     self.reports.notify_one();
@@ -154,8 +151,8 @@ impl Supervisor {
         std::mem::take(&mut lock(&self.stored_leases).found)
     }
 
-    /// Has what the store has of leases deleted that are over: of those that are ending here when they have
-    /// ended.
+    /// Deletes the stored snapshots of leases that are over. If a lease still has a process here, they are deleted once
+    /// that has exited.
     pub(super) fn drop_stored_leases(&self, mut over: Vec<LeaseId>) {
         let mut leases = lock(&self.leases);
         over.retain(|lease| match leases.get_mut(lease) {
