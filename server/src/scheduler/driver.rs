@@ -348,7 +348,7 @@ impl Driver {
     /// Returns the reply to a request that has changed a lease just now.
     fn recorded<T>(&self, reply: T) -> Recorded<T> {
         let written = timeout(RECORD_DEADLINE, self.records.written());
-        // A disk that fails does not undo the change. The log says what that means.
+        // The change holds even if writing fails or is late, which `LeaseRecords` logs.
         let written = written.map(|_| ()).boxed();
         Recorded { reply, written }
     }

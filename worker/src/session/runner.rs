@@ -349,7 +349,7 @@ impl Runner {
             Work::Seed(seed) => interpreter.set_seed(seed),
             Work::Mark(mark) => {
                 interpreter.current.begin("Mark");
-                // What the device has still to execute costs nothing more because of the mark.
+                // Before the clock: ops from before the mark are not part of its cost.
                 let synced = interpreter.tensors.wait();
                 let began = Instant::now();
                 let captured = synced.and_then(|()| self.capture(mark).map(Box::new));

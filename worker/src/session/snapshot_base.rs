@@ -24,11 +24,11 @@ use super::snapshot::{Header, Snapshot};
 /// A base has at least as many bytes, by default. Fewer are not worth a file of their own.
 pub(super) const MIN_BASE_BYTES: u64 = 1 << 20;
 
-/// Part of the stable bytes that may lie outside of the base: one in so many.
+/// At most one in `MAX_OUTSIDE` of the stable bytes may lie outside of the base.
 const MAX_OUTSIDE: u64 = 4;
 
-/// After a snapshot with a new base was refused, so many snapshots go on with the present one: there may be
-/// no room for two.
+/// Number of snapshots that go on with the present base after one with a new base was refused: there may be no
+/// room for two.
 const RENEWALS_OFF: u32 = 16;
 
 /// The outcome of a snapshot: whether it is kept. Unset until that is known.
@@ -200,9 +200,9 @@ impl BaseTracker {
         self.base = (header.base != 0).then(|| Arc::new(base));
     }
 
-    /// Finds out whether the last snapshot is kept. If it is not, or that is not known yet, the base before
-    /// it is likely to be kept, as the client can still go on from a snapshot with it. If the next snapshot
-    /// is refused, too, it may be because that was wrong.
+    /// Applies the outcome of the last snapshot. If that was refused, or is not known, the base before it is assumed
+    /// to be kept still, with the snapshot that the client has committed. After two failures in a row, the base is
+    /// given up.
     fn settle(&mut self) {
         let Some(last) = self.pending.take() else {
             return;

@@ -53,7 +53,7 @@ impl TimeSliced for Session {
     fn fence(&self) {
         let _working = self.begin_work(Instant::now());
         let mut guard = lock(&self.runner);
-        // An observer notices if the device does not complete it.
+        // Counts as a step, so that the op timeout ends a wait that does not return.
         self.op_progress.begin_step();
         if let Some(runner) = guard.as_mut() {
             runner.wait_for_device();
@@ -230,7 +230,7 @@ impl<'a> TimeSlice<'a> {
         } = &**self.session;
         let pause = work_queue.block_if_full(|| outbound.is_full() || peer_requests.is_full());
         if pause == Pause::Blocked {
-            debug!(session = %self.session.id, "the session waits until its client reads answers, or its device has read values");
+            debug!(session = %self.session.id, "the session is paused until its client acknowledges replies, its device completes reads, or its requests are passed on to peers");
         }
         pause
     }

@@ -254,7 +254,7 @@ impl WorkQueue {
         (payload, credit)
     }
 
-    /// Returns whether there is no work, and none of a runner that is paused.
+    /// Returns whether nothing is queued, no read is in flight, and the session is neither scheduled nor paused.
     #[cfg(target_os = "linux")]
     pub(super) fn is_idle(&self) -> bool {
         let state = lock(&self.state);

@@ -15,8 +15,8 @@ use tensord_proto::ids::SessionId;
 pub(super) struct CopyProgress<P> {
     /// The place to which there is a connection.
     place: Option<P>,
-    /// The last mark of each session that counts as kept.
-    counted: HashMap<SessionId, u64>,
+    /// The mark from which, or from a later one, each session would go on.
+    required: HashMap<SessionId, u64>,
     /// What the place has of each session.
     stored: HashMap<SessionId, StoredMarks>,
     is_unknown: bool,
@@ -28,7 +28,7 @@ impl<P> Default for CopyProgress<P> {
     fn default() -> Self {
         Self {
             place: None,
-            counted: HashMap::new(),
+            required: HashMap::new(),
             stored: HashMap::new(),
             is_unknown: false,
             has_refused: false,
@@ -46,10 +46,10 @@ pub(super) struct StoredMarks {
 }
 
 impl StoredMarks {
-    /// Returns whether a session could go on whose last mark that counts as kept is `counted`.
-    fn suffice(&self, counted: u64) -> bool {
+    /// Returns whether a session could go on from `required` or a later mark.
+    fn suffice(&self, required: u64) -> bool {
         let has_committed = self.committed == 0 || self.marks.contains(&self.committed);
-        has_committed && self.marks.last().is_some_and(|last| *last >= counted)
+        has_committed && self.marks.last().is_some_and(|last| *last >= required)
     }
 }
 
@@ -65,9 +65,10 @@ impl<P: Copy> CopyProgress<P> {
         self.stored.clear();
     }
 
-    /// Records that a mark counts as kept.
-    pub(super) fn counted(&mut self, session: SessionId, mark: u64) {
-        let latest = self.counted.entry(session).or_default();
+    /// Records that the session can go on at the place only from this mark or a later one, as it counts as kept, or soon
+    /// will.
+    pub(super) fn require(&mut self, session: SessionId, mark: u64) {
+        let latest = self.required.entry(session).or_default();
         *latest = mark.max(*latest);
     }
 
@@ -98,19 +99,19 @@ impl<P: Copy> CopyProgress<P> {
 
     /// Returns whether the session could go on at the place.
     fn has(&self, session: SessionId) -> bool {
-        let counted = self.counted.get(&session).copied().unwrap_or_default();
+        let required = self.required.get(&session).copied().unwrap_or_default();
         let stored = self.stored.get(&session);
-        stored.is_some_and(|stored| stored.suffice(counted))
+        stored.is_some_and(|stored| stored.suffice(required))
     }
 
     pub(super) fn end_session(&mut self, session: SessionId) {
-        self.counted.remove(&session);
+        self.required.remove(&session);
         self.stored.remove(&session);
     }
 
     /// Returns the place if all sessions could go on there. `live_sessions` is their number.
     pub(super) fn place_of_all(&self, live_sessions: usize) -> Option<P> {
-        let mut sessions = self.counted.keys().chain(self.stored.keys());
+        let mut sessions = self.required.keys().chain(self.stored.keys());
         let has_all =
             sessions.all(|session| self.has(*session)) && self.stored.len() >= live_sessions;
         self.place
@@ -155,10 +156,10 @@ mod tests {
         let mut progress = CopyProgress::default();
         progress.connected(KEEPER);
         progress.stored(session, stored(&[1], 0));
-        progress.counted(session, 1);
+        progress.require(session, 1);
         assert_eq!(progress.place_of_all(1), Some(KEEPER));
         // The keeper did not store it in time.
-        progress.counted(session, 2);
+        progress.require(session, 2);
         assert_eq!(progress.place_of_all(1), None);
         progress.stored(session, stored(&[1], 0));
         assert_eq!(progress.place_of_all(1), None);

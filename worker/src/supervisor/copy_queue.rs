@@ -65,7 +65,7 @@ impl<P: Copy> CopyQueue<P> {
 
     /// Lets a session's new snapshot count as kept without a copy.
     pub(super) fn count_as_kept(&self, session: SessionId, mark: u64) {
-        lock(&self.progress).counted(session, mark);
+        lock(&self.progress).require(session, mark);
     }
 
     /// Has the copies of a session's snapshots dropped. If the queue is full, they are dropped with
@@ -76,7 +76,7 @@ impl<P: Copy> CopyQueue<P> {
             .try_send(Outgoing::SessionEnded(session))
             .is_err()
         {
-            // Messages about the session that are still queued would count for it.
+            // The link does not learn of the end, so it goes on counting the session.
             lock(&self.progress).set_unknown();
         }
     }

@@ -50,7 +50,7 @@ impl Supervisor {
             RunningLease::new(granted.clone(), restarts.moved(granted.epoch))
         });
         self.update(|table, now| table.granted(now, lease, &claims));
-        self.goes_on(lease);
+        self.clear_suspended(lease);
         // The table has not taken a lease whose grants are obsolete.
         if lock(&self.table).route(lease) == Route::Unknown {
             lock(&self.leases).remove(&lease);
@@ -62,7 +62,7 @@ impl Supervisor {
 
     /// Records that a lease that runs here is not suspended. It may have started by its client's token, before
     /// the commands arrived that suspended it earlier.
-    fn goes_on(&self, lease: LeaseId) {
+    fn clear_suspended(&self, lease: LeaseId) {
         let is_running = lock(&self.table).is_running(lease);
         if let Some(running) = lock(&self.leases).get_mut(&lease)
             && is_running

@@ -183,7 +183,7 @@ impl KeeperLink {
                 changed = self.keeper.changed() => return changed.is_ok(),
                 message = next_message(&mut self.waiting, &mut self.outgoing) => match message {
                     Some(Outgoing::Snapshot { session, mark, .. }) => match delay {
-                        Some(_) => self.stream.marks.give_up_soon(Instant::now(), session, mark),
+                        Some(_) => self.stream.marks.give_up(Instant::now(), session, mark),
                         None => self.stream.marks.count_as_kept(session, mark).await,
                     },
                     Some(Outgoing::SessionEnded(session)) => self.stream.marks.forget(session),

@@ -68,7 +68,7 @@ impl<P: Copy> PendingMarks<P> {
         let pending = self.pending.iter();
         let pending: Vec<_> = pending.map(|(session, it)| (*session, it.mark)).collect();
         for (session, mark) in pending {
-            self.give_up_soon(now, session, mark);
+            self.give_up(now, session, mark);
         }
     }
 
@@ -95,7 +95,8 @@ impl<P: Copy> PendingMarks<P> {
         deadlines.min().unwrap_or_else(Instant::now)
     }
 
-    /// Waits for the place to have the snapshot of a mark that was queued at `queued_at`.
+    /// Records that the place must have the snapshot of a mark, which was queued at `queued_at`, within
+    /// [`STORE_DEADLINE`].
     pub(super) fn expect(&mut self, session: SessionId, mark: u64, queued_at: Instant) {
         let expected = PendingMark {
             mark,
@@ -114,9 +115,10 @@ impl<P: Copy> PendingMarks<P> {
         pending.is_some_and(|it| it.mark == mark)
     }
 
-    /// Lets a mark count as kept after [`GIVE_UP_DELAY`]; from now on the lease cannot move.
-    pub(super) fn give_up_soon(&mut self, now: Instant, session: SessionId, mark: u64) {
-        lock(&self.progress).counted(session, mark);
+    /// Gives up that the place gets the snapshot of a mark: the lease cannot move from now on, and the mark counts as
+    /// kept after [`GIVE_UP_DELAY`].
+    pub(super) fn give_up(&mut self, now: Instant, session: SessionId, mark: u64) {
+        lock(&self.progress).require(session, mark);
         let until = now + GIVE_UP_DELAY;
         let given_up = PendingMark {
             mark,
@@ -134,7 +136,7 @@ impl<P: Copy> PendingMarks<P> {
         if self.is_pending(session, mark) {
             self.pending.remove(&session);
         }
-        lock(&self.progress).counted(session, mark);
+        lock(&self.progress).require(session, mark);
         let kept = SnapshotKept {
             session_id: session.0,
             mark,
@@ -153,7 +155,7 @@ impl<P: Copy> PendingMarks<P> {
             has_given_up |= !it.is_given_up;
             match it.is_given_up {
                 true => self.count_as_kept(session, it.mark).await,
-                false => self.give_up_soon(now, session, it.mark),
+                false => self.give_up(now, session, it.mark),
             }
         }
         has_given_up

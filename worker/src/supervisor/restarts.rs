@@ -81,8 +81,7 @@ impl Restarts {
     ///
     /// # Errors
     ///
-    /// The reason why the lease must end. So an op that crashes its process does not crash one
-    /// process after the other.
+    /// The reason why the lease must end, so that an op that crashes its process does not crash each new one.
     pub(super) fn died(
         &mut self,
         now: Instant,
@@ -95,7 +94,7 @@ impl Restarts {
             ));
         }
         self.without_progress += 1;
-        // The other devices may be anywhere when one op ends the process.
+        // Compared by device: one of them executed the op that ended the process, and the others may have been at any.
         let mut repeated = ops.iter();
         if let Some((_, op)) = repeated.find(|(device, op)| self.last_ops.get(device) == Some(op)) {
             return Err(format!("two processes have died in {op}"));

@@ -253,8 +253,8 @@ impl Supervisor {
             // The client may commit the mark from which it goes on.
             let session = SessionId(snapshot.info.session_id);
             let mark = snapshot.info.mark;
-            lock(&queues.progress).counted(session, mark);
-            lock(&queues.store_progress).counted(session, mark);
+            lock(&queues.progress).require(session, mark);
+            lock(&queues.store_progress).require(session, mark);
         }
         let kept = lock(&self.kept_uploads).segments_of(tenant);
         known
@@ -305,7 +305,7 @@ pub(super) struct ProcessEnd {
     pub(super) how: String,
     /// The ops that its devices were executing, by the position of the device.
     pub(super) ops: BTreeMap<usize, String>,
-    /// Whether nobody has ended the process, so that another one may do better.
+    /// Whether the process has died by itself: the worker has not killed it, and it has reported no failure.
     pub(super) has_died: bool,
 }
 

@@ -103,7 +103,7 @@ impl StoreLink {
             while let Some(message) = self.waiting.pop_front() {
                 match message {
                     Outgoing::Snapshot { session, mark, .. } => {
-                        self.marks.give_up_soon(Instant::now(), session, mark);
+                        self.marks.give_up(Instant::now(), session, mark);
                     }
                     Outgoing::SessionEnded(session) => self.marks.forget(session),
                 }

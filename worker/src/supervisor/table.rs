@@ -292,7 +292,6 @@ impl LeaseTable {
             Phase::Running => {
                 let reason = how.to_owned();
                 state.phase = Phase::Dead { reason };
-                self.free(User::Lease(lease), &devices);
                 for device in &devices {
                     actions.extend(self.record_death(now, *device, how));
                 }
@@ -304,9 +303,9 @@ impl LeaseTable {
         actions
     }
 
-    /// Records that the process of a lease has died, and the lease goes on in another one. So its
-    /// devices work; but the death counts if a lease that uses one of them then dies, too, unless it was
-    /// while other leases used the device.
+    /// Records that the process of a lease has died, and the lease goes on in another one. The death is counted for
+    /// each device that no other lease was using. It takes no device out of service: only [`exited`](Self::exited)
+    /// does, which counts it, too.
     pub(super) fn restarted(&mut self, now: Instant, lease: LeaseId) {
         let devices: Vec<_> = self.devices(lease).collect();
         for device in devices {

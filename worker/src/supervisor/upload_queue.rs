@@ -44,8 +44,7 @@ impl<'a> UploadQueue<'a> {
         }
     }
 
-    /// Adds a segment. Drops it and returns `false` if too many wait, as nothing depends on an upload that
-    /// is kept.
+    /// Adds a segment. Drops it and returns `false` if too many wait: a kept upload only saves a later one.
     pub(super) fn push(&mut self, uploads: KeptUploads, file: OwnedFd) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;
         if has_room {

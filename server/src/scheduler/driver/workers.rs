@@ -400,10 +400,10 @@ impl Driver {
         assignment: u64,
     ) -> Option<Event> {
         let lease = part.lease;
-        debug!(%lease, "worker {} keeps the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
+        debug!(%lease, "worker {} is to keep the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
         let (to_source, to_keeper) = (source.worker, keeper.worker);
-        // The keeper first, so that it knows the source when that connects. If it is cut off, the
-        // engine issues the command again when it is back.
+        // The keeper first: it must know the source before that connects. If the keeper is cut off, the source is not
+        // told, and the engine issues the command again when the keeper is back.
         let tenant = self.engine.tenant_of(lease).map(ToString::to_string);
         let tenant = tenant.unwrap_or_default();
         let handover = !self.engine.is_running(lease);

@@ -125,8 +125,8 @@ impl Dataflow {
             };
             // A consumed input is not looked up, as the backend has dropped it. If it was the
             // only user of its storage, only outputs can use that storage now.
-            let is_torn_down = consumed.iter().any(|gone| gone.id == source.id);
-            let lookup = || (!is_torn_down).then(|| lookup(source)).flatten();
+            let is_consumed = consumed.iter().any(|gone| gone.id == source.id);
+            let lookup = || (!is_consumed).then(|| lookup(source)).flatten();
             self.account.find(holding, info, lookup)
         })
     }
@@ -196,7 +196,7 @@ impl Dataflow {
             holding,
         }) = self.tensors.get_mut(&source)
         else {
-            unreachable!("the slot is live");
+            unreachable!("the tensor is live");
         };
         let (shape, dtype) = (shape.clone(), *dtype);
         let storage_id = storage_id(source, &shape, dtype, holding, lookup);

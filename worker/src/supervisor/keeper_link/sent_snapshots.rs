@@ -32,13 +32,14 @@ impl SentSnapshots {
         latest.is_none_or(|(latest, _)| order(*latest) < order(id))
     }
 
-    /// Returns whether the keeper has the base of a snapshot that was taken when the client had committed
-    /// the mark `committed`: that of a snapshot which it does not drop for this one.
+    /// Returns whether the keeper has the base of the snapshot `id` already, or will have it when that arrives: with a
+    /// snapshot that outlasts the arrival, as its mark is `committed`, which the client had committed, or later.
     pub(super) fn has_base_of(&self, id: SnapshotId, committed: u64) -> bool {
         let sent = self.0.get(&SessionId(id.session_id));
         let sent = sent.filter(|sent| !sent.is_refused);
         let mut snapshots = sent.into_iter().flat_map(|sent| &sent.snapshots);
-        // If one is refused to which it has not replied yet, so is this one, and the next has its base.
+        // One without a reply counts. If the keeper refuses that one, it refuses this one, too, as it lacks the base;
+        // the next one is then sent with its base.
         snapshots.any(|(it, _)| keeps_base(*it, id, committed))
     }
 

@@ -148,7 +148,7 @@ impl SnapshotStream {
             self.supervisor.reports.notify_one();
         }
         if is_pending {
-            self.marks.give_up_soon(now, session, id.mark);
+            self.marks.give_up(now, session, id.mark);
         }
         if self.take_warning() {
             let reason = sanitize(&stored.error, MESSAGE_CHARS);

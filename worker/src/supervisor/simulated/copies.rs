@@ -96,7 +96,7 @@ impl Copying {
                             self.send(&snapshot);
                         }
                     }
-                    (false, true) => self.stream.marks.give_up_soon(now, session, mark),
+                    (false, true) => self.stream.marks.give_up(now, session, mark),
                     (false, false) => done(self.stream.marks.count_as_kept(session, mark)),
                 }
             }

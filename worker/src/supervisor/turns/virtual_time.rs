@@ -50,7 +50,7 @@ pub(super) struct Accounts {
     leases: BTreeMap<LeaseId, Account>,
     /// Number of requests so far: of leases with the same virtual time, the first one is next.
     requests: u64,
-    /// The virtual time of the lease that had work last, while none has.
+    /// The largest virtual time that a lease has reached. If no other lease has work, a lease begins near it.
     at_rest_ns: u128,
 }
 
@@ -124,7 +124,7 @@ impl Accounts {
         self.leases.insert(lease, account);
     }
 
-    /// Records that a lease waits no more, as its process has exited.
+    /// Withdraws the request of a lease for the turn, if it has one.
     pub(super) fn remove_waiting(&mut self, now: Instant, lease: LeaseId) {
         if let Some(account) = self.leases.get_mut(&lease)
             && account.waiting.take().is_some()
