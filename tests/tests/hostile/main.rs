@@ -17,6 +17,8 @@ mod ops;
 #[cfg(target_os = "linux")]
 mod other_answers;
 #[cfg(target_os = "linux")]
+mod process_starts;
+#[cfg(target_os = "linux")]
 mod processes;
 mod reads;
 mod sessions;
