@@ -44,6 +44,8 @@ mod lease_process;
 mod lease_tokens;
 mod locks;
 mod memory;
+#[cfg(target_os = "linux")]
+mod memory_file;
 mod op_check;
 mod op_progress;
 #[cfg(target_os = "linux")]

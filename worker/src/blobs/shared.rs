@@ -11,15 +11,12 @@ use std::{
     collections::HashSet,
     fs::File,
     io::{self, Read, Write},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileExt, MetadataExt},
-    },
+    os::unix::fs::FileExt,
     sync::{Arc, Mutex, OnceLock},
 };
 
 use bytes::Bytes;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::fs::fcntl_add_seals;
 use tensord_proto::{
     aligned, bulk,
     content::{Hash, MAX_HELD, hash_reader},
@@ -30,18 +27,10 @@ use tokio::{
 };
 
 use super::{HeldBlob, Keeping, KeptBlobs};
-use crate::locks::lock;
-
-/// The seals of a segment: nothing can be written, and its size stays.
-pub(crate) const SEALS: SealFlags = SealFlags::WRITE
-    .union(SealFlags::GROW)
-    .union(SealFlags::SHRINK);
-
-/// Unit in which the kernel counts the memory of a file.
-const BLOCK_BYTES: u64 = 512;
-
-/// The last page of a file may be used in part.
-const PAGE_BYTES: u64 = 64 << 10;
+use crate::{
+    locks::lock,
+    memory_file::{MemoryFile, SEALS, unnamed_memory},
+};
 
 /// Maximum number of segments queued for the worker. Further ones are dropped, as kept uploads
 /// only save time.
@@ -50,7 +39,7 @@ const SEGMENT_QUEUE: usize = 16;
 /// Uploads in shared memory, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<MemoryFile>,
     /// Sizes of the uploads, in order.
     pub(crate) sizes_bytes: Vec<u64>,
 }
@@ -91,7 +80,7 @@ impl Segment {
         let sizes = contents.iter().map(|content| content.len() as u64);
         Ok(Self {
             sizes_bytes: sizes.collect(),
-            file: Arc::new(file),
+            file: Arc::new(file.into()),
         })
     }
 
@@ -112,7 +101,7 @@ impl Segment {
         }
         fcntl_add_seals(&file, SEALS)?;
         Ok(Self {
-            file: Arc::new(file),
+            file: Arc::new(file.into()),
             sizes_bytes: [&one.sizes_bytes[..], &other.sizes_bytes].concat(),
         })
     }
@@ -125,11 +114,11 @@ impl Segment {
     /// When the memory can still change, does not have the sum of `sizes_bytes` as its size,
     /// exceeds a limit, or cannot be read.
     pub(crate) fn verify(
-        file: OwnedFd,
+        file: MemoryFile,
         sizes_bytes: Vec<u64>,
         max_bytes: u64,
     ) -> Result<(Self, Vec<Hash>), SegmentError> {
-        let (file, file_bytes) = sealed(file).map_err(|_| SegmentError::Violation)?;
+        let file_bytes = file.sealed_bytes().map_err(|_| SegmentError::Violation)?;
         let sum = |sum: u64, size: &u64| sum.checked_add(*size);
         let size = sizes_bytes.iter().try_fold(0, sum);
         let is_plausible = size.is_some_and(|size| size <= max_bytes)
@@ -158,32 +147,6 @@ impl Segment {
     }
 }
 
-/// Makes memory that can be sealed. `name` is for tools that show a process's files.
-pub(crate) fn unnamed_memory(name: &str) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    Ok(File::from(memfd_create(name, flags)?))
-}
-
-/// Checks that nobody can change this memory, and that it has no pages beyond its size, which nobody would be
-/// charged for. Returns its size.
-///
-/// # Errors
-///
-/// The rule that its sender broke.
-pub(crate) fn sealed(file: OwnedFd) -> Result<(File, u64), &'static str> {
-    // The call fails on a file that does not support seals.
-    if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
-        return Err("its memory is not sealed");
-    }
-    let file = File::from(file);
-    let metadata = file.metadata();
-    let metadata = metadata.map_err(|_| "the size of its memory cannot be read")?;
-    match metadata.blocks() * BLOCK_BYTES <= metadata.len() + PAGE_BYTES {
-        true => Ok((file, metadata.len())),
-        false => Err("its memory has pages beyond its size"),
-    }
-}
-
 /// Reads a part of a file, whatever position the file's other holders set.
 struct Part<'a> {
     file: &'a File,
@@ -205,7 +168,7 @@ impl Read for Part<'_> {
 /// An upload in a segment.
 #[derive(Debug)]
 pub(crate) struct SharedBlob {
-    file: Arc<File>,
+    file: Arc<MemoryFile>,
     at: u64,
     size_bytes: u64,
     /// A copy in this process, made when a session uses the upload.
@@ -330,6 +293,7 @@ impl Drop for Pending {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
     use tensord_proto::content::hash;
 
     use super::*;
@@ -340,7 +304,7 @@ mod tests {
             .into()
     }
 
-    fn fd(file: &File) -> OwnedFd {
+    fn fd(file: &File) -> MemoryFile {
         file.try_clone().unwrap().into()
     }
 

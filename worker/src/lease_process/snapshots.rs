@@ -21,8 +21,8 @@ use tokio::{runtime::Handle, sync::mpsc, task::block_in_place};
 
 use crate::{
     backend::panic_message,
-    blobs::shared::{SEALS, unnamed_memory},
     locks::lock,
+    memory_file::{SEALS, unnamed_memory},
     process_message::{SnapshotInfo, SnapshotKept},
     registry::StoredSnapshots,
     session::{

@@ -14,8 +14,6 @@
 
 pub(super) mod places;
 
-use std::fs::File;
-
 use self::places::{
     BOUNDS, Base, Copied, OTHER_LEASE, OtherWorker, Place, Taken, directory, other_worker,
     own_memory, taken,
@@ -94,12 +92,7 @@ async fn ended_sessions_and_leases_have_none<P: Place>(mut copied: Copied<P>) {
     copied.expect(&all).await;
     copied.end_session(1);
     copied.expect(&all[1..]).await;
-    let other = KeptSnapshot::new(
-        0,
-        all[0].info(),
-        File::from(sealed_memory(all[0].bytes)),
-        None,
-    );
+    let other = KeptSnapshot::new(0, all[0].info(), sealed_memory(all[0].bytes), None);
     copied.place.keep_other_lease(other).await;
     copied.place.end_lease().await;
     copied.expect(&[]).await;

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    fs::File,
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -27,6 +26,7 @@ use super::{
 };
 use crate::{
     blobs::shared::Segment,
+    memory_file::MemoryFile,
     process_message::{KeptUploads, Report, Task},
 };
 
@@ -101,11 +101,11 @@ pub(super) struct QueuedTask {
 /// Memory that is passed on to a process.
 pub(super) enum PassedMemory {
     Uploads(Segment),
-    Snapshot(Arc<File>),
+    Snapshot(Arc<MemoryFile>),
 }
 
 impl PassedMemory {
-    pub(super) fn file(&self) -> &Arc<File> {
+    pub(super) fn file(&self) -> &Arc<MemoryFile> {
         match self {
             Self::Uploads(segment) => &segment.file,
             Self::Snapshot(file) => file,

@@ -6,7 +6,7 @@ mod spawner;
 
 use std::{
     io,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
 
@@ -17,7 +17,10 @@ use tokio::time::{sleep, timeout};
 
 use self::spawner::ChildProcess;
 pub(super) use self::spawner::Spawner;
-use crate::process_message::{BUILD, Event, FromProcess, Task, ToProcess};
+use crate::{
+    memory_file::MemoryFile,
+    process_message::{BUILD, Event, FromProcess, Task, ToProcess},
+};
 
 /// How long a process may take to start.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -126,12 +129,12 @@ impl Process {
         Some(event)
     }
 
-    /// As [`recv`](Self::recv), with the file descriptor that came with the event.
-    pub(super) async fn recv_with(&mut self) -> Option<(Event, Option<OwnedFd>)> {
+    /// As [`recv`](Self::recv), with the file in memory that came with the event.
+    pub(super) async fn recv_with(&mut self) -> Option<(Event, Option<MemoryFile>)> {
         let (_, receiver) = self.channel.as_mut()?;
         let received = receiver.recv().await.ok()??;
         let event = FromProcess::decode(received.frame).ok()?.event?;
-        Some((event, received.fd))
+        Some((event, received.fd.map(MemoryFile::from)))
     }
 
     /// Bounds the memory of the process, which may take `device_bytes` for tensors, if this worker

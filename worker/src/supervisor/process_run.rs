@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::AsFd,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -28,6 +27,7 @@ use super::{
 use crate::{
     blobs::shared::SegmentError,
     locks::lock,
+    memory_file::MemoryFile,
     process_message::{Event, PassedConnection, Report, SnapshotInfo, SnapshotKept, Task},
 };
 
@@ -54,7 +54,7 @@ pub(super) struct ProcessRun<'a> {
     pub(super) lease: LeaseId,
     pub(super) tenant: String,
     /// The segments of uploads that the process has.
-    pub(super) held: Vec<Arc<File>>,
+    pub(super) held: Vec<Arc<MemoryFile>>,
     /// Number of segments that the process has sent.
     pub(super) segments_sent: u32,
     /// When the process last caused a report to the scheduler.
@@ -72,7 +72,7 @@ pub(super) struct ProcessRun<'a> {
     /// Bounds of the lease's snapshots; `None` if it has none.
     pub(super) snapshot_bounds: Option<SnapshotBounds>,
     /// The base that the process has sent last, and its snapshot, which follows.
-    pub(super) new_base: Option<(SnapshotInfo, OwnedFd)>,
+    pub(super) new_base: Option<(SnapshotInfo, MemoryFile)>,
     pub(super) restarts: &'a mut Restarts,
     pub(super) copies: &'a mut SnapshotCopies,
 }
@@ -160,7 +160,7 @@ impl ProcessRun<'_> {
         &mut self,
         supervisor: &Supervisor,
         info: SnapshotInfo,
-        file: OwnedFd,
+        file: MemoryFile,
     ) -> Result<Option<SnapshotKept>, String> {
         let Some(bounds) = self.snapshot_bounds else {
             return Err("it sent a snapshot, and its lease takes none".into());

@@ -3,18 +3,15 @@
 use std::{
     fs::File,
     io::Write,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileExt, MetadataExt},
-    },
+    os::unix::fs::{FileExt, MetadataExt},
 };
 
 use rustix::fs::fcntl_add_seals;
 
-use crate::blobs::shared::{SEALS, unnamed_memory};
+use crate::memory_file::{MemoryFile, SEALS, unnamed_memory};
 
 /// Returns sealed memory with these contents.
-pub(super) fn sealed_memory(bytes: &[u8]) -> OwnedFd {
+pub(super) fn sealed_memory(bytes: &[u8]) -> MemoryFile {
     let mut file = unnamed_memory("test").unwrap();
     file.write_all(bytes).unwrap();
     fcntl_add_seals(&file, SEALS).unwrap();

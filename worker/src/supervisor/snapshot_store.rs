@@ -42,7 +42,7 @@ pub(crate) use self::objects::credential_paths;
 use super::snapshots::{KeptBase, KeptSnapshot, order};
 use crate::{
     StoreLocation,
-    blobs::shared::{SEALS, unnamed_memory},
+    memory_file::{MemoryFile, SEALS, unnamed_memory},
     process_message::SnapshotInfo,
 };
 
@@ -477,7 +477,11 @@ impl StoredPart {
     }
 
     /// Copies a snapshot or a base to sealed memory.
-    async fn load_one(&self, name: &impl fmt::Display, size_bytes: u64) -> Result<File, String> {
+    async fn load_one(
+        &self,
+        name: &impl fmt::Display,
+        size_bytes: u64,
+    ) -> Result<MemoryFile, String> {
         let path = &self.path(name);
         let mut memory = unnamed_memory("tensord-snapshot").map_err(|e| e.to_string())?;
         let parts = (0..size_bytes).step_by(PART_BYTES).map(|start| {
@@ -502,7 +506,7 @@ impl StoredPart {
             memory = written.map_err(|e| e.to_string())?;
         }
         fcntl_add_seals(&memory, SEALS).map_err(|e| e.to_string())?;
-        Ok(memory)
+        Ok(memory.into())
     }
 
     fn path(&self, name: &impl fmt::Display) -> ObjectPath {

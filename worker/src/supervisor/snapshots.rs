@@ -10,15 +10,13 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     ops::RangeInclusive,
-    os::fd::OwnedFd,
     sync::Arc,
 };
 
 use tensord_proto::{ids::SessionId, v1::SnapshotId};
 
-use crate::{blobs::shared::sealed, process_message::SnapshotInfo};
+use crate::{memory_file::MemoryFile, process_message::SnapshotInfo};
 
 /// Maximum number of sessions that have snapshots, for each device of their lease. An honest client
 /// has one session on each device. Each snapshot is an open file of the worker.
@@ -33,7 +31,7 @@ pub(crate) struct KeptSnapshot {
     /// The epoch of the process that sent it.
     epoch: u64,
     pub(crate) info: SnapshotInfo,
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<MemoryFile>,
     /// The base that `info` names.
     pub(crate) base: Option<KeptBase>,
 }
@@ -43,7 +41,7 @@ pub(crate) struct KeptSnapshot {
 pub(crate) struct KeptBase {
     pub(crate) id: u64,
     pub(crate) size_bytes: u64,
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<MemoryFile>,
 }
 
 impl KeptBase {
@@ -54,7 +52,12 @@ impl KeptBase {
 
 impl KeptSnapshot {
     /// Creates a snapshot in sealed memory that the lease's process of this epoch had taken.
-    pub(super) fn new(epoch: u64, info: SnapshotInfo, file: File, base: Option<KeptBase>) -> Self {
+    pub(super) fn new(
+        epoch: u64,
+        info: SnapshotInfo,
+        file: MemoryFile,
+        base: Option<KeptBase>,
+    ) -> Self {
         let file = Arc::new(file);
         Self {
             epoch,
@@ -98,12 +101,12 @@ pub(super) fn order(id: SnapshotId) -> (u64, u64) {
 /// The memory of a snapshot, and of its base if that is new.
 #[derive(Debug)]
 pub(crate) struct SnapshotFiles {
-    pub(crate) file: OwnedFd,
-    pub(crate) base: Option<OwnedFd>,
+    pub(crate) file: MemoryFile,
+    pub(crate) base: Option<MemoryFile>,
 }
 
-impl From<OwnedFd> for SnapshotFiles {
-    fn from(file: OwnedFd) -> Self {
+impl From<MemoryFile> for SnapshotFiles {
+    fn from(file: MemoryFile) -> Self {
         Self { file, base: None }
     }
 }
@@ -162,19 +165,7 @@ impl<K: Ord + Copy> Snapshots<K> {
         files: impl Into<SnapshotFiles>,
     ) -> Result<(), Refused> {
         let SnapshotFiles { file, base } = files.into();
-        let (file, size_bytes) = sealed(file).map_err(Refused::Violation)?;
-        if size_bytes != info.size_bytes {
-            return Err(Refused::Violation("its size is not the announced one"));
-        }
-        if info.mark <= info.committed {
-            return Err(Refused::Violation(
-                "its mark is not after the committed one",
-            ));
-        }
-        let new_base = base.map(sealed).transpose().map_err(Refused::Violation)?;
-        if info.base_id == 0 && new_base.is_some() {
-            return Err(Refused::Violation("it has a base without an id"));
-        }
+        let new_base = check_files(info, &file, base).map_err(Refused::Violation)?;
         let session = SessionId(info.session_id);
         let LeaseSnapshots {
             used_bytes: lease_used_bytes,
@@ -311,6 +302,32 @@ impl<K: Ord + Copy> Snapshots<K> {
     }
 }
 
+/// Checks a snapshot without regard to others. Returns its base, if that is new, with its size.
+///
+/// # Errors
+///
+/// The rule that the sender broke.
+fn check_files(
+    info: SnapshotInfo,
+    file: &MemoryFile,
+    base: Option<MemoryFile>,
+) -> Result<Option<(MemoryFile, u64)>, &'static str> {
+    if file.sealed_bytes()? != info.size_bytes {
+        return Err("its size is not the announced one");
+    }
+    if info.mark <= info.committed {
+        return Err("its mark is not after the committed one");
+    }
+    if info.base_id == 0 && base.is_some() {
+        return Err("it has a base without an id");
+    }
+    base.map(|base| {
+        let size_bytes = base.sealed_bytes()?;
+        Ok((base, size_bytes))
+    })
+    .transpose()
+}
+
 /// Returns the base of a snapshot: one that a snapshot of its session has, or the new one.
 ///
 /// # Errors
@@ -319,7 +336,7 @@ impl<K: Ord + Copy> Snapshots<K> {
 fn base_of(
     info: SnapshotInfo,
     kept: &[KeptSnapshot],
-    new_base: Option<(File, u64)>,
+    new_base: Option<(MemoryFile, u64)>,
 ) -> Result<Option<KeptBase>, Refused> {
     let id = info.base_id;
     let mut known = kept.iter().filter_map(|kept| kept.base.as_ref());

@@ -2,7 +2,7 @@
 //! for many bytes, and reads the process's other messages meanwhile: other leases may wait for a turn that
 //! one of these returns.
 
-use std::{collections::VecDeque, future::Future, os::fd::OwnedFd, pin::Pin};
+use std::{collections::VecDeque, future::Future, pin::Pin};
 
 use tokio::task::spawn_blocking;
 use tracing::debug;
@@ -15,6 +15,7 @@ use super::{
 use crate::{
     blobs::shared::{Segment, SegmentError},
     locks::lock,
+    memory_file::MemoryFile,
     process_message::KeptUploads,
 };
 
@@ -28,7 +29,7 @@ type Keeping<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>
 pub(super) struct UploadQueue<'a> {
     supervisor: &'a Supervisor,
     tenant: String,
-    waiting: VecDeque<(KeptUploads, OwnedFd)>,
+    waiting: VecDeque<(KeptUploads, MemoryFile)>,
     /// The number of the segment that is being kept.
     current: Option<(u64, Keeping<'a>)>,
 }
@@ -45,7 +46,7 @@ impl<'a> UploadQueue<'a> {
     }
 
     /// Adds a segment. Drops it and returns `false` if too many wait: a kept upload only saves a later one.
-    pub(super) fn push(&mut self, uploads: KeptUploads, file: OwnedFd) -> bool {
+    pub(super) fn push(&mut self, uploads: KeptUploads, file: MemoryFile) -> bool {
         let has_room = self.waiting.len() < MAX_WAITING;
         if has_room {
             self.waiting.push_back((uploads, file));
@@ -94,7 +95,7 @@ impl Supervisor {
         &self,
         tenant: String,
         uploads: KeptUploads,
-        file: OwnedFd,
+        file: MemoryFile,
     ) -> Result<(), String> {
         let max_bytes = lock(&self.kept_uploads).capacity_bytes();
         let verifying =

@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     io::{self, Write},
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,8 +21,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
-    blobs::shared::{SEALS, unnamed_memory},
     locks::lock,
+    memory_file::{MemoryFile, SEALS, unnamed_memory},
     process_message::SnapshotInfo,
     supervisor::{
         Supervisor,
@@ -147,7 +146,7 @@ impl ReceivedFiles {
     fn seal(self) -> io::Result<SnapshotFiles> {
         let seal = |file: File| {
             fcntl_add_seals(&file, SEALS)?;
-            Ok::<_, io::Error>(OwnedFd::from(file))
+            Ok::<_, io::Error>(MemoryFile::from(file))
         };
         Ok(SnapshotFiles {
             base: self.base.map(seal).transpose()?,

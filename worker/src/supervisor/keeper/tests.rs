@@ -1,9 +1,10 @@
 //! Tests of what a keeper allows and keeps.
 
-use std::{fs::File, os::fd::OwnedFd};
-
 use super::*;
-use crate::{process_message::SnapshotInfo, supervisor::sealed_memory::sealed_memory};
+use crate::{
+    memory_file::MemoryFile, process_message::SnapshotInfo,
+    supervisor::sealed_memory::sealed_memory,
+};
 
 const LEASE: LeaseId = LeaseId(7);
 
@@ -43,7 +44,7 @@ fn allowed(now: Instant) -> KeptForOthers {
     kept
 }
 
-fn memory() -> OwnedFd {
+fn memory() -> MemoryFile {
     sealed_memory(&[1; 8])
 }
 
@@ -291,7 +292,7 @@ fn part_that_ran_here_is_held_with_those_of_other_workers() {
         let sessions = snapshots.iter().map(|kept| kept.info.session_id);
         sessions.collect::<Vec<_>>()
     };
-    let snapshot = |session| KeptSnapshot::new(0, info(session, 1), File::from(memory()), None);
+    let snapshot = |session| KeptSnapshot::new(0, info(session, 1), memory(), None);
     add(&mut kept, 1);
     kept.hold_own(own, TENANT, vec![snapshot(2)]);
     assert_eq!((held(&kept, PART), held(&kept, own)), (vec![1], vec![2]));
@@ -334,7 +335,7 @@ fn a_tenant_uses_only_its_part_of_the_memory() {
     kept.release(of_other);
     kept.release(reserved);
     // A suspended lease is held whatever its size, and its bytes count for its tenant.
-    let snapshot = KeptSnapshot::new(0, info(1, 1), File::from(memory()), None);
+    let snapshot = KeptSnapshot::new(0, info(1, 1), memory(), None);
     kept.hold_own(second, "a", vec![snapshot]);
     assert!(reserve(&mut kept, now, first, half).is_err());
     let reserved = reserve(&mut kept, now, first, half - (64 << 10)).unwrap();
@@ -402,7 +403,7 @@ fn nothing_is_dropped_if_suspended_leases_use_up_the_tenants_part() {
     kept.add(waits, 1, 0, info(1, 1), memory()).unwrap();
     // Five suspended leases of 64 KiB each exceed the tenant's quarter of 1 MiB.
     for lease in 3..8 {
-        let snapshot = KeptSnapshot::new(0, info(1, 1), File::from(memory()), None);
+        let snapshot = KeptSnapshot::new(0, info(1, 1), memory(), None);
         kept.hold_own(part(lease, 0), "a", vec![snapshot]);
     }
     kept.set_tenant_permille(250);

@@ -17,7 +17,7 @@ fn snapshot(session_id: u64, epoch: u64, mark: u64, committed: u64, bytes: &[u8]
         size_bytes: bytes.len() as u64,
         base_id: 0,
     };
-    KeptSnapshot::new(epoch, info, File::from(sealed_memory(bytes)), None)
+    KeptSnapshot::new(epoch, info, sealed_memory(bytes), None)
 }
 
 async fn open() -> (TempDir, SnapshotStore) {
@@ -105,7 +105,7 @@ async fn snapshots_are_loaded_with_the_base_that_they_share() {
     let base = KeptBase {
         id: 9,
         size_bytes: 4,
-        file: Arc::new(File::from(sealed_memory(b"base"))),
+        file: Arc::new(sealed_memory(b"base")),
     };
     let with_base = |mark, committed, bytes: &[u8]| {
         let mut snapshot = snapshot(1, 0, mark, committed, bytes);

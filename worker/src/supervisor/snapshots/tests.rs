@@ -3,7 +3,7 @@ use tensord_proto::ids::LeaseId;
 
 use super::*;
 use crate::{
-    blobs::shared::{SEALS, unnamed_memory},
+    memory_file::{SEALS, unnamed_memory},
     supervisor::sealed_memory::sealed_memory,
 };
 
@@ -18,7 +18,7 @@ const MAX: SnapshotBounds = SnapshotBounds {
     devices: 1,
 };
 
-fn memory(units: u64) -> OwnedFd {
+fn memory(units: u64) -> MemoryFile {
     sealed_memory(&vec![1; (units * UNIT) as usize])
 }
 
@@ -193,14 +193,13 @@ fn base_is_charged_once_and_kept_while_a_snapshot_needs_it() {
 #[test]
 fn adopted_snapshots_are_charged_as_those_that_were_added() {
     let kept = |session, mark, base_units: u64| {
-        let file = File::from(memory(base_units));
         let base = KeptBase {
             id: 7,
             size_bytes: base_units * UNIT,
-            file: Arc::new(file),
+            file: Arc::new(memory(base_units)),
         };
         let info = with_base(session, mark, 0, 7);
-        KeptSnapshot::new(0, info, File::from(memory(10)), Some(base))
+        KeptSnapshot::new(0, info, memory(10), Some(base))
     };
     let mut snapshots = Snapshots::default();
     snapshots.adopt(LEASE, vec![kept(1, 1, 50), kept(2, 1, 1)]);
