@@ -224,6 +224,13 @@ impl PendingReads {
             return self.answered.repeated(request, Some(&bytes)).map(|()| None);
         }
         let Some(request) = self.announced.remove(&number) else {
+            let most = self.waiting();
+            if self.arrived.len() as u64 >= most {
+                return Err(format!(
+                    "payload {number} is for no pending read: {most} are pending, and as many payloads have arrived"
+                )
+                .into());
+            }
             self.arrived_bytes = self.arrived_bytes.saturating_add(bytes.len());
             self.arrived.insert(number, bytes);
             return Ok(None);

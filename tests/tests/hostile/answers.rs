@@ -310,6 +310,7 @@ fn payloads_beyond_pending_reads_end_the_session() {
             |_| vec![],
             vec![chunk(size, size as usize); 8],
         ),
+        ("is for no pending read", |_| vec![], vec![chunk(1, 1); 3]),
         (
             "the first chunk of a payload has no size",
             |_| vec![],

@@ -20,7 +20,7 @@ use tensord_proto::{
 
 use super::{
     super::dataflow::Refusal,
-    all_reduce_order::{AllReduceOrder, EarlyAllReduce},
+    all_reduce_order::{AllReduceOrder, BegunAllReduce},
     fault::FaultContext,
     in_flight::{self, InFlightResults},
     interpreter::Interpreter,
@@ -122,17 +122,20 @@ impl Collectives {
         let ready = self
             .order
             .take_ready(|op, earlier| tensors.is_live(op.tensor.id) && in_flight.has_room(earlier));
-        for op in &ready {
-            self.begin(interpreter, op);
+        for (op, early_bytes) in &ready {
+            let ticket = self.begin(interpreter, op);
+            let begun = BegunAllReduce {
+                ticket,
+                early_bytes: *early_bytes,
+            };
+            self.order.set_begun(op.out.id, begun);
         }
     }
 
-    fn begin(&mut self, interpreter: &mut Interpreter, op: &AllReduce) {
-        let state = match self.membership.members(op) {
-            Ok(members) => EarlyAllReduce::Ticket(self.call(interpreter, op, members)),
-            Err(reason) => EarlyAllReduce::Invalid(reason),
-        };
-        self.order.set_begun(op.out.id, state);
+    /// Begins an all-reduce. Returns the ticket of its result, or why its group is not valid.
+    fn begin(&mut self, interpreter: &mut Interpreter, op: &AllReduce) -> Result<u64, String> {
+        let members = self.membership.members(op)?;
+        Ok(self.call(interpreter, op, members))
     }
 
     /// Creates the request for an all-reduce, with the tensor's value or the fault that
@@ -178,19 +181,15 @@ impl Collectives {
         op: &OperationIr,
         reduce: &AllReduce,
     ) -> Option<TensorId> {
-        if self.order.take_next(reduce) {
-            self.begin(interpreter, reduce);
-        }
-        let mismatch = |reason| Refusal::New(FaultKind::Mismatch, reason);
-        let ticket = match self.order.take_begun(reduce.out.id) {
-            Some(EarlyAllReduce::Ticket(ticket)) => ticket,
-            Some(EarlyAllReduce::Invalid(reason)) => {
-                interpreter.refuse(op, mismatch(reason));
-                return None;
-            }
-            None => {
-                let reason = "two all-reduces declare the same output".into();
-                interpreter.refuse(op, mismatch(reason));
+        let begun = match self.order.take_begun(reduce.out.id) {
+            Some(begun) => begun.ticket,
+            None if self.order.take_next(reduce) => self.begin(interpreter, reduce),
+            None => Err("two all-reduces declare the same output".into()),
+        };
+        let ticket = match begun {
+            Ok(ticket) => ticket,
+            Err(reason) => {
+                interpreter.refuse(op, Refusal::New(FaultKind::Mismatch, reason));
                 return None;
             }
         };

@@ -40,6 +40,17 @@ struct DeferredTask {
     dependents: Vec<u64>,
 }
 
+/// Returns each tensor that `task` uses once, and whether the task consumes it. An op may mention a tensor any number
+/// of times.
+fn used_once(task: &Task) -> Vec<(TensorId, bool)> {
+    let mut used = Vec::new();
+    task.visit_used(&mut |id, is_consumed| used.push((id, is_consumed)));
+    // The mention that consumes a tensor comes first, and stays.
+    used.sort_unstable_by_key(|(id, is_consumed)| (id.value(), !is_consumed));
+    used.dedup_by_key(|(id, _)| *id);
+    used
+}
+
 impl Deferred {
     pub(super) fn len(&self) -> usize {
         self.waiting.len() + self.syncs.len()
@@ -72,9 +83,9 @@ impl Deferred {
     ) {
         let number = self.next;
         self.next += 1;
-        let (mut made, mut used) = (Vec::new(), Vec::new());
+        let mut made = Vec::new();
         task.visit_made(&mut |id| made.push(id));
-        task.visit_used(&mut |id, _| used.push(id));
+        let used = used_once(&task);
         self.waiting.insert(
             number,
             DeferredTask {
@@ -89,11 +100,17 @@ impl Deferred {
         for id in &made {
             self.makers.insert(*id, number);
         }
-        for id in &used {
-            self.users.entry(*id).or_default().push(number);
+        for &(id, is_consumed) in &used {
+            let users = self.users.entry(id).or_default();
+            if is_consumed {
+                // It waits for the earlier users, so later tasks need not wait for them.
+                users.clear();
+            }
+            users.push(number);
         }
         if let Some(waiting) = self.waiting.get_mut(&number) {
-            (waiting.made, waiting.used) = (made, used);
+            waiting.made = made;
+            waiting.used = used.into_iter().map(|(id, _)| id).collect();
         }
     }
 
@@ -117,7 +134,7 @@ impl Deferred {
         is_pending: impl Fn(TensorId) -> bool,
     ) {
         let (mut dependents, mut values) = (Vec::new(), Vec::new());
-        task.visit_used(&mut |id, is_consumed| {
+        for (id, is_consumed) in used_once(&task) {
             match self.makers.get(&id) {
                 Some(maker) => dependents.push(*maker),
                 None if is_pending(id) => values.push(id),
@@ -126,10 +143,12 @@ impl Deferred {
             if is_consumed {
                 dependents.extend(self.users.get(&id).into_iter().flatten());
             }
-        });
+        }
         dependents.extend(after.and_then(|id| self.makers.get(&id)));
         // A task waits for earlier tasks only, not for later ones or itself.
         dependents.retain(|other| *other < number);
+        dependents.sort_unstable();
+        dependents.dedup();
         let blockers = dependents.len() + values.len();
         for other in dependents {
             if let Some(other) = self.waiting.get_mut(&other) {
@@ -215,5 +234,63 @@ impl Deferred {
         }
         self.syncs.pop_front();
         Some((op_number, request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::DType;
+    use burn_ir::{BaseOperationIr, CatOpIr, OperationIr, TensorIr, TensorStatus};
+
+    use super::{super::plan::TaskKind, *};
+
+    /// Returns a task that mentions tensor 1 many times.
+    fn mentions(out: u64, status: TensorStatus) -> Task {
+        let tensor = |id, status| TensorIr {
+            id: TensorId::new(id),
+            shape: [2].into(),
+            status,
+            dtype: DType::F32,
+        };
+        let cat = BaseOperationIr::Cat(CatOpIr {
+            tensors: vec![tensor(1, status); 20_000],
+            dim: 0,
+            out: tensor(out, TensorStatus::NotInit),
+        });
+        Task {
+            kind: TaskKind::Op(Box::new(OperationIr::BaseFloat(cat))),
+            number: out,
+        }
+    }
+
+    #[test]
+    fn task_waits_once_for_each_task_and_value_however_often_it_mentions_a_tensor() {
+        let mut deferred = Deferred::default();
+        let value = TensorId::new(1);
+        let statuses = [
+            TensorStatus::ReadOnly,
+            TensorStatus::ReadOnly,
+            TensorStatus::ReadWrite,
+            // No honest client uses a tensor again that it has consumed.
+            TensorStatus::ReadWrite,
+        ];
+        for (out, status) in (10..).zip(statuses) {
+            deferred.put(mentions(out, status), None, |id| id == value);
+        }
+        let waiting = deferred.waiting.values();
+        let waiting: Vec<_> = waiting
+            .map(|it| (it.blockers, &it.dependents[..]))
+            .collect();
+        let expected: [(usize, &[u64]); 4] = [(1, &[2]), (1, &[2]), (3, &[3]), (2, &[])];
+        assert_eq!(waiting, expected);
+        assert_eq!(deferred.values[&value], [0, 1, 2, 3]);
+        deferred.settled(value);
+        let mut done = Vec::new();
+        while let Some((number, _)) = deferred.next_ready() {
+            done.push(number);
+            deferred.done(number);
+        }
+        assert_eq!(done, [0, 1, 2, 3]);
+        assert!(deferred.is_empty() && deferred.users.is_empty());
     }
 }

@@ -57,7 +57,8 @@ impl RequestBucket {
     /// Adds a request. `reduced_bytes` is the size of the tensor of an all-reduce, and 0 for
     /// other requests.
     pub(super) fn push(&mut self, request: Request, reduced_bytes: usize) {
-        self.bytes += reduced_bytes;
+        // The tensor may be declared larger than it is.
+        self.bytes = self.bytes.saturating_add(reduced_bytes);
         self.requests.push(request);
     }
 
