@@ -25,6 +25,9 @@ use crate::admission::{AdmissionLimitError, ConnectionId, GateAction, Limits, Pe
 /// takes a socket and about a kilobyte.
 const MAX_UNADMITTED: usize = 16_384;
 
+/// Number of strangers, however few files this process may open.
+const MIN_UNADMITTED: usize = 64;
+
 /// File descriptors left to everything but the connections of the gate.
 const OTHER_DESCRIPTORS: usize = 256;
 
@@ -250,8 +253,9 @@ impl ExpulsionWatch {
 }
 
 fn limits(descriptor_limit: usize) -> Limits {
+    // A connection takes two descriptors once its handshake is over.
     let unadmitted = (descriptor_limit / 2).saturating_sub(OTHER_DESCRIPTORS / 2);
-    let unadmitted = unadmitted.clamp(MAX_SERVED_PER_ADDRESS, MAX_UNADMITTED);
+    let unadmitted = unadmitted.clamp(MIN_UNADMITTED, MAX_UNADMITTED);
     Limits {
         unadmitted,
         served: MAX_SERVED.min(unadmitted),
@@ -308,7 +312,8 @@ mod tests {
         assert_eq!(of("unlimited"), Some(usize::MAX));
         assert_eq!(soft_limit("Max processes 1 2 processes\n"), None);
         for (descriptor_limit, unadmitted) in [
-            (0, 256),
+            (0, MIN_UNADMITTED),
+            (256, MIN_UNADMITTED),
             (1024, 384),
             (20_000, 9872),
             (usize::MAX, MAX_UNADMITTED),

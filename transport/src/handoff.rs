@@ -138,7 +138,8 @@ pub struct Sender(Arc<UnixStream>);
 pub struct Receiver {
     stream: Arc<UnixStream>,
     buffer: BytesMut,
-    fds: Vec<OwnedFd>,
+    /// The descriptors of frames that were not returned; `None` for one that this process could not receive.
+    fds: Vec<Option<OwnedFd>>,
     accepts: Descriptors,
 }
 
@@ -168,7 +169,7 @@ pub enum SendError {
 pub struct Received {
     /// The frame.
     pub frame: Bytes,
-    /// The file descriptor.
+    /// The file descriptor. `None` if none was sent, or this process may open no more files.
     pub fd: Option<OwnedFd>,
 }
 
@@ -201,7 +202,7 @@ fn drop_elsewhere(value: impl Send + 'static) {
 pub struct Detached {
     stream: std::os::unix::net::UnixStream,
     buffer: BytesMut,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Option<OwnedFd>>,
 }
 
 impl Detached {
@@ -370,7 +371,7 @@ impl Receiver {
             _ if self.fds.is_empty() => {
                 return Err(HandoffError::Violation("a file descriptor is missing"));
             }
-            _ => Some(self.fds.remove(0)),
+            _ => self.fds.remove(0),
         };
         Ok(Some(Received { frame, fd }))
     }
@@ -425,8 +426,10 @@ impl Receiver {
             ));
         }
         let (size, flags) = read?;
-        // The kernel cuts the list if this process may open no more files.
-        if new.len() > 1 || flags.contains(ReturnFlags::CTRUNC) {
+        // The kernel drops descriptors if this process may open no more files. A peer can bring that about, so
+        // it ends nothing.
+        let is_lost = flags.contains(ReturnFlags::CTRUNC);
+        if new.len() + usize::from(is_lost) > 1 {
             if *accepts == Descriptors::MemoryFiles {
                 drop_elsewhere(new);
             }
@@ -434,7 +437,8 @@ impl Receiver {
                 "it sent several file descriptors with a frame",
             ));
         }
-        fds.extend(new);
+        fds.extend(new.into_iter().map(Some));
+        fds.extend(is_lost.then_some(None));
         Ok(size)
     }
 }

@@ -1,5 +1,7 @@
 //! Peers without a token: the resources they can take, and the effect on others.
 
+#[cfg(target_os = "linux")]
+use std::{fs, os::unix::fs::PermissionsExt};
 use std::{
     io::Read,
     net::TcpStream,
@@ -15,11 +17,13 @@ use tensord_client::{LeaseRequest, PoolUrl};
 use tensord_proto::MAX_FRAME_BYTES;
 use tensord_testkit::{
     cluster::Cluster,
-    raw::{self, carriers, channel, open_call},
+    host,
+    raw::{self, ClientStream, RawSession, carriers, channel, open_call},
     resource_usage::Bound,
 };
 use tensord_transport::{Dialer, TransportChoice, link::FIRST_FRAME_BYTES, tls::Trust};
 use tokio::{
+    net::UdpSocket,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -241,4 +245,50 @@ fn silent_sockets_do_not_block_others() {
         assert_eq!(socket.read(&mut [0; 8]).unwrap_or(0), 0);
     }
     scheduler.wait_until_settled(&before, Bound::default());
+}
+
+/// Whoever sees a connection's first packet learns the lease's id.
+#[cfg(target_os = "linux")]
+#[test]
+fn first_packets_without_a_connection_leave_the_process_of_a_lease_alone() {
+    /// More than the process of a lease may have open files.
+    const PACKETS: usize = 2000;
+
+    let directory = tempfile::tempdir().unwrap();
+    let limited = directory.path().join("limited");
+    let binary = host::binary();
+    let script = format!(
+        "#!/bin/sh\nulimit -n 1024\nexec {} \"$@\"\n",
+        binary.display()
+    );
+    fs::write(&limited, script).unwrap();
+    fs::set_permissions(&limited, fs::Permissions::from_mode(0o755)).unwrap();
+    let cluster = Cluster::start_with(limited, &["flex*2"]);
+    let worker = &cluster.workers[0];
+    raw::block(async {
+        let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
+        let targets = attached.lease(2).await.unwrap();
+        let mut session = RawSession::open(&targets[0]).await.unwrap();
+        let tensor = session.upload(&[1.0, 2.0]);
+        session.flush().await.unwrap();
+        let process = worker.process_of_lease();
+        // A long header of type Initial, version 1, and a connection id that begins with that of the lease.
+        let mut packet = vec![0xc0, 0, 0, 0, 1, 20];
+        packet.extend(targets[0].lease_id.to_be_bytes());
+        packet.resize(1200, 7);
+        let sending = async {
+            for _ in 0..PACKETS {
+                let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+                socket.send_to(&packet, &targets[0].address).await.unwrap();
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        session.stay_connected_during(sending).await.unwrap();
+        let read = session.fetch(&tensor).await.unwrap().unwrap();
+        assert_eq!(raw::floats(&read), [1.0, 2.0]);
+        assert_eq!(worker.process_of_lease(), process);
+        // New connections are served, too.
+        let opened = timeout(STEP_TIMEOUT, RawSession::open(&targets[1])).await;
+        opened.unwrap().unwrap();
+    });
 }

@@ -72,13 +72,15 @@ impl Incoming {
         match self {
             Self::Port(tcp) => tcp.accept().await,
             #[cfg(target_os = "linux")]
-            Self::Passed(connections) => match connections.recv().await {
-                Some(stream) => {
-                    let peer = stream.peer_addr()?;
-                    Ok((stream, peer))
+            Self::Passed(connections) => loop {
+                let Some(stream) = connections.recv().await else {
+                    // No more connections come; those that are open go on.
+                    return std::future::pending().await;
+                };
+                // The call fails if the peer has reset the connection meanwhile.
+                if let Ok(peer) = stream.peer_addr() {
+                    return Ok((stream, peer));
                 }
-                // No more connections come; those that are open go on.
-                None => std::future::pending().await,
             },
         }
     }

@@ -36,6 +36,9 @@ use crate::carriers::quic::INITIAL_ID_BYTES;
 /// client sends them again, to the connected socket.
 const MEMORY: Duration = Duration::from_secs(5);
 
+/// A datagram with the first packet of a connection is at least as long (RFC 9000, 14.1).
+const MIN_INITIAL_BYTES: usize = 1200;
+
 /// Maximum number of client addresses that are remembered.
 const MAX_REMEMBERED: usize = 256;
 
@@ -44,7 +47,10 @@ const MAX_REMEMBERED: usize = 256;
 fn lease_of_datagram(datagram: &[u8]) -> Option<LeaseId> {
     let (header, rest) = datagram.split_first_chunk::<6>()?;
     let [flags, version @ .., id_bytes] = *header;
-    if flags & 0xf0 != 0xc0 || version != [0, 0, 0, 1] || usize::from(id_bytes) != INITIAL_ID_BYTES
+    if datagram.len() < MIN_INITIAL_BYTES
+        || flags & 0xf0 != 0xc0
+        || version != [0, 0, 0, 1]
+        || usize::from(id_bytes) != INITIAL_ID_BYTES
     {
         return None;
     }
@@ -285,7 +291,7 @@ mod tests {
             other[at] = byte;
             assert_eq!(lease_of_datagram(&other), None, "{at}");
         }
-        for length in 0..14 {
+        for length in (0..14).chain([1199]) {
             assert_eq!(lease_of_datagram(&datagram[..length]), None, "{length}");
         }
     }

@@ -24,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
     ProcessError, bytes_to_path,
@@ -255,8 +255,14 @@ impl LeaseRun {
     fn on_task(&mut self, task: Task, file: Option<OwnedFd>) -> Result<(), ProcessError> {
         match (task, file) {
             (Task::Connection(passed), Some(socket)) => {
-                pass_on(&self.connections, passed, socket)?;
+                pass_on(&self.connections, passed, socket);
             }
+            (
+                Task::Connection(_) | Task::Uploads(_) | Task::Snapshot(_) | Task::SnapshotBase(_),
+                None,
+            ) => warn!(
+                "a connection or memory of the worker is lost: the process of the lease may open no more files"
+            ),
             (Task::Uploads(uploads), Some(file)) => add_uploads(&self.blobs, uploads, file),
             (Task::UploadsDone(number), None) => self.sent_uploads.done(number),
             (Task::Snapshot(info), Some(file)) => self.left_snapshots.add(info, file),
@@ -313,15 +319,13 @@ fn turn_event(device: u32, message: TurnMessage) -> Event {
 }
 
 /// Passes a connection on to the listener.
-fn pass_on(
-    connections: &mpsc::Sender<Passed>,
-    passed: PassedConnection,
-    socket: OwnedFd,
-) -> Result<(), ProcessError> {
+fn pass_on(connections: &mpsc::Sender<Passed>, passed: PassedConnection, socket: OwnedFd) {
     let first = passed.first_datagram.map(Into::into);
-    // The queue is full if the listener is slow; the client dials again.
-    let _ = connections.try_send(Passed::received(socket, first)?);
-    Ok(())
+    match Passed::received(socket, first) {
+        // The queue is full if the listener is slow; the client dials again.
+        Ok(connection) => drop(connections.try_send(connection)),
+        Err(e) => warn!("cannot use a connection that was passed on: {e}"),
+    }
 }
 
 /// Applies a turn of a device or a message of the scheduler.

@@ -135,6 +135,20 @@ impl ProcessRun<'_> {
                             self.send(process, Task::SnapshotKept(kept).into()).await?;
                         }
                     }
+                    // This worker may open no more files.
+                    Some((Event::Uploads(uploads), None)) => {
+                        confirm_uploads(process, uploads.number).await?;
+                    }
+                    Some((Event::SnapshotBase(_), None)) => {}
+                    Some((Event::Snapshot(info), None)) => {
+                        let error = "the worker may open no more files".into();
+                        let kept = SnapshotKept {
+                            session_id: info.session_id,
+                            mark: info.mark,
+                            error,
+                        };
+                        self.send(process, Task::SnapshotKept(kept).into()).await?;
+                    }
                     Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
                     None => break,
                 },
