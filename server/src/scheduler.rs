@@ -37,12 +37,12 @@ use tensord_proto::v1::{
 };
 use tensord_scheduler::{Engine, Event, Timestamp};
 use tensord_transport::{control, listen::BindError};
-use tokio::{net::TcpListener, sync::mpsc, task::JoinSet, time::timeout};
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
 use self::{
     access::UnixMillis,
-    driver::{Driver, Input, Logs},
+    driver::{Driver, Input, InputSender, Logs, MAX_CLIENTS},
     lease_records::OpenRecords,
     service::{Service, Shared},
 };
@@ -88,6 +88,8 @@ pub(crate) struct Options {
     pub(crate) term: u64,
     /// The timeouts of streams.
     pub(crate) timing: Timing,
+    /// The largest number of clients that are attached or may come back to leases.
+    pub(crate) max_clients: usize,
     /// The audit log.
     pub(crate) audit: Audit,
     /// Where what tenants have had is kept, if it is.
@@ -131,6 +133,7 @@ impl Options {
             term,
             engine: tensord_scheduler::Options::default(),
             timing: Timing::default(),
+            max_clients: MAX_CLIENTS,
             audit: Audit::disabled(),
             past_use: None,
             usage: None,
@@ -167,7 +170,7 @@ pub(crate) enum StartError {
 /// error message.
 pub(crate) struct Scheduler {
     address: SocketAddr,
-    driver: mpsc::Sender<Input>,
+    driver: InputSender,
     usage: Option<UsageLog>,
     tasks: JoinSet<()>,
 }
@@ -191,6 +194,7 @@ impl Scheduler {
             engine,
             term,
             timing,
+            max_clients,
             audit,
             past_use,
             usage,
@@ -226,6 +230,7 @@ impl Scheduler {
                 usage: usage.clone(),
             },
             timing,
+            max_clients,
         );
         let shared = Shared {
             registries,
@@ -267,13 +272,13 @@ impl Scheduler {
     /// Refuses all further requests; existing leases stay.
     pub(crate) async fn stop_granting(&self) {
         // An error means that the driver has already stopped.
-        let _ = self.driver.send(Input::StopGranting).await;
+        let _ = self.driver.send(Input::StopGranting.into()).await;
     }
 
     /// Ends every stream with an error that states the reason, and waits for the driver to
     /// end, and for what leases have used to be on disk.
     pub(crate) async fn stop(mut self) {
-        if self.driver.send(Input::Stop).await.is_ok() {
+        if self.driver.send(Input::Stop.into()).await.is_ok() {
             // The driver is the first task to end.
             self.tasks.join_next().await;
         }

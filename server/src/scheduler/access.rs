@@ -58,7 +58,7 @@ pub(crate) struct AuthContext {
 
 #[cfg(test)]
 impl AuthContext {
-    /// Creates the context of a program that presented the token of this name.
+    /// Creates the context of a program that presented this token, which is also its name.
     pub(super) fn of_program(token: &str) -> Self {
         Self {
             token: token.into(),
@@ -174,9 +174,24 @@ impl Access {
     /// [`ErrorCode::Token`] if its token is not [`TokenState::Valid`] any more; the message
     /// states why.
     pub(super) fn check_may_open(&self, auth: &AuthContext) -> Result<(), Error> {
+        self.check_may_attach(auth, false)
+    }
+
+    /// Checks that a client may attach with `auth` at this moment. One that comes back to leases may as long as the
+    /// token keeps these, even if it opens nothing new.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_may_open`](Self::check_may_open).
+    pub(super) fn check_may_attach(
+        &self,
+        auth: &AuthContext,
+        has_leases: bool,
+    ) -> Result<(), Error> {
         let tokens = self.tokens.read();
         match tokens.find(auth.hash, UnixMillis::now()) {
             Some((_, TokenState::Valid)) => Ok(()),
+            Some((_, TokenState::Closing(_))) if has_leases => Ok(()),
             Some((token, TokenState::Closing(reason) | TokenState::Ended(reason))) => {
                 refuse(ended(&token.name, reason))
             }

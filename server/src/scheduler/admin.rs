@@ -415,7 +415,7 @@ impl Service {
         let changed = blocking(move || {
             let changed = change();
             // An error means that the driver has stopped.
-            let _ = driver.blocking_send(Input::TenantsChanged);
+            let _ = driver.blocking_send(Input::TenantsChanged.into());
             changed
         });
         changed.await?.map_err(|e| refused(&e))

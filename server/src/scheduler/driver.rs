@@ -50,7 +50,7 @@ use self::{
 };
 pub(super) use self::{
     holders::credential_mismatch,
-    input::{Input, Recorded},
+    input::{Input, InputSender, Recorded},
     workers::JoiningWorker,
 };
 use super::{
@@ -60,7 +60,7 @@ use super::{
     gap::{self, GapDetector},
     lease_records::LeaseRecords,
     renewals::Renewals,
-    stream::OpenStream,
+    stream::{OpenStream, Queued},
     tenants::Tenants,
     usage::UsageLog,
 };
@@ -70,9 +70,11 @@ use crate::audit::Audit;
 /// handles an input in microseconds, so a full queue is a few milliseconds of work.
 pub(super) const INPUT_QUEUE: usize = 1024;
 
-/// The largest number of attached clients, and of joined workers. Their connections have a
-/// separate bound.
-const MAX_STREAMS: usize = 4096;
+/// The largest number of clients that are attached or may come back to leases. Connections have a separate bound.
+pub(super) const MAX_CLIENTS: usize = 4096;
+
+/// The largest number of joined workers.
+const MAX_WORKERS: usize = 4096;
 
 /// How long a reply waits for the record of a changed lease to be on disk.
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
@@ -85,7 +87,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The events that wake the driver.
 enum Wakeup {
-    Input(Box<Input>),
+    Input(Box<Queued<Input>>),
     /// The record of a change that a client has requested is written, or writing it takes too long.
     Recorded(ClientId, StreamId, PoolMessage),
     ReaderEnded(Result<(task::Id, Option<Error>), JoinError>),
@@ -139,15 +141,15 @@ pub(super) struct Driver {
     readers: JoinSet<Option<Error>>,
     read_by: HashMap<task::Id, Peer>,
     /// The sending end of `inputs`, for readers.
-    sender: mpsc::Sender<Input>,
-    inputs: mpsc::Receiver<Input>,
+    sender: InputSender,
+    inputs: mpsc::Receiver<Queued<Input>>,
     worker_silence: Duration,
     lease_token_life: Duration,
 }
 
 impl Driver {
-    /// Creates the driver of an engine that has handled no event yet. Returns it with the sender for its
-    /// inputs.
+    /// Creates the driver of an engine that has handled no event yet, with places for `max_clients` clients. Returns it
+    /// with the sender for its inputs.
     pub(super) fn new(
         engine: Engine,
         records: LeaseRecords,
@@ -155,7 +157,8 @@ impl Driver {
         registries: Registries,
         logs: Logs,
         timing: Timing,
-    ) -> (Self, mpsc::Sender<Input>) {
+        max_clients: usize,
+    ) -> (Self, InputSender) {
         let (sender, inputs) = mpsc::channel(INPUT_QUEUE);
         let Registries {
             access,
@@ -163,7 +166,7 @@ impl Driver {
             tenants,
         } = registries;
         let driver = Self {
-            holders: Holders::new(engine.options().lease_expiry),
+            holders: Holders::new(max_clients, engine.options().lease_expiry),
             access,
             enrolment,
             tenants,
@@ -220,7 +223,7 @@ impl Driver {
             // the gap is reported first.
             self.report_gap();
             match next {
-                Wakeup::Input(input) => self.on_input(*input),
+                Wakeup::Input(queued) => self.on_queued(*queued),
                 Wakeup::Recorded(client, stream, reply) => self.reply(client, stream, reply),
                 Wakeup::ReaderEnded(ended) => self.on_reader_ended(ended),
                 Wakeup::CheckClocks => self.renew_tokens(),
@@ -233,6 +236,13 @@ impl Driver {
             }
         }
         self.close_streams().await;
+    }
+
+    /// Handles an entry of the queue. After that, the reader of its stream may pass on another message.
+    fn on_queued(&mut self, queued: Queued<Input>) {
+        let Queued { item, permit } = queued;
+        self.on_input(item);
+        drop(permit);
     }
 
     /// Handles an input, once the clients of leases that it moves or suspends have placed marks.
@@ -262,20 +272,16 @@ impl Driver {
                 held,
                 opened,
                 reply_sender,
-            } => match self
-                .holders
-                .attach(client, credential, auth, std::time::Instant::now())
-            {
-                Ok(()) => {
-                    // An error means that the call was dropped; the reader then finds that
-                    // the stream has ended.
-                    let _ = reply_sender.send(Ok(()));
+            } => {
+                let admitted = self.admit(client, credential, auth, &held.claims);
+                let is_admitted = admitted.is_ok();
+                // An error means that the call was dropped; the reader then finds that
+                // the stream has ended.
+                let _ = reply_sender.send(admitted);
+                if is_admitted {
                     self.attach(client, held, opened);
                 }
-                Err(error) => {
-                    let _ = reply_sender.send(Err(error));
-                }
-            },
+            }
             Input::FromClient(client, stream, message) => {
                 self.on_client_message(client, stream, message)
             }
@@ -394,10 +400,10 @@ impl Driver {
         // The peer's messages from before the end of its stream are in the queue and must
         // be handled before the end, for example a release of a lease.
         for _ in 0..INPUT_QUEUE {
-            let Ok(input) = self.inputs.try_recv() else {
+            let Ok(queued) = self.inputs.try_recv() else {
                 break;
             };
-            self.on_input(input);
+            self.on_queued(queued);
         }
         let (id, error) = match ended {
             Ok(ended) => ended,

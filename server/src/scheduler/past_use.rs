@@ -8,13 +8,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use tensord_scheduler::TenantName;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::oneshot,
     task,
     time::{MissedTickBehavior, interval},
 };
 use tracing::warn;
 
-use super::{access::UnixMillis, driver::Input};
+use super::{
+    access::UnixMillis,
+    driver::{Input, InputSender},
+};
 use crate::state::{Persisted, StateDir, StateError};
 
 /// Name of the file in the state directory.
@@ -53,7 +56,7 @@ impl PastUseFile {
     }
 
     /// Writes the averages of the engine every `period`, until the driver has ended.
-    pub(super) async fn keep(self, driver: mpsc::Sender<Input>, period: Duration) {
+    pub(super) async fn keep(self, driver: InputSender, period: Duration) {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is at once.
@@ -61,7 +64,8 @@ impl PastUseFile {
         loop {
             ticks.tick().await;
             let (reply, replied) = oneshot::channel();
-            if driver.send(Input::PastShares(reply)).await.is_err() {
+            let input = Input::PastShares(reply);
+            if driver.send(input.into()).await.is_err() {
                 return;
             }
             let Ok(shares) = replied.await else {

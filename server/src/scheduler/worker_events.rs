@@ -33,6 +33,10 @@ const MAX_DEVICES: usize = 256;
 /// The largest number of leases of one worker: one in each lane of each device.
 const MAX_LEASES: usize = MAX_DEVICES * MAX_LANES as usize;
 
+/// The largest number of grants that have ended of one worker: the latest one in each lane of each device, and of each
+/// device as a whole.
+const MAX_ENDED_GRANTS: usize = MAX_LEASES + MAX_DEVICES;
+
 /// Maximum number of suspended leases that a worker may report: those that it holds, and those whose processes are
 /// ending.
 const MAX_SUSPENDED: usize = MAX_SUSPENDED_LEASES + MAX_DEVICES;
@@ -89,6 +93,10 @@ pub(super) fn registration(
             "the worker registered {count} devices; the limit is {MAX_DEVICES}"
         ));
     }
+    let held = register.held.iter().map(|held| held.device_index);
+    check_reported("held devices", held, MAX_LEASES, count)?;
+    let ended = register.ended.iter().map(|ended| ended.device_index);
+    check_reported("ended grants", ended, MAX_ENDED_GRANTS, count)?;
     let Ok(certificate_sha256) = register.certificate_sha256.as_ref().try_into() else {
         let length = register.certificate_sha256.len();
         return protocol_error(format!(
@@ -132,6 +140,29 @@ pub(super) fn registration(
         suspended,
         out_of_service,
     })
+}
+
+/// Checks a list of a registration with `devices` devices, before anything is done for each of its entries: its length,
+/// and the device of each entry.
+fn check_reported(
+    what: &str,
+    mut indices: impl ExactSizeIterator<Item = u32>,
+    limit: usize,
+    devices: usize,
+) -> Result<(), Error> {
+    let count = indices.len();
+    if count > limit {
+        return protocol_error(format!(
+            "the worker's list of {what} has {count} entries; the limit is {limit}"
+        ));
+    }
+    let is_unknown = |index: &u32| usize::try_from(*index).map_or(true, |index| index >= devices);
+    match indices.find(is_unknown) {
+        None => Ok(()),
+        Some(index) => protocol_error(format!(
+            "the worker's list of {what} names the device {index}, but the worker registered {devices} devices"
+        )),
+    }
 }
 
 fn held_device(held: &v1::HeldDevice) -> Result<HeldDevice, Error> {

@@ -101,7 +101,7 @@ impl Service {
     }
 
     fn send_blocking(&self, input: Input) -> Result<(), ChangeError> {
-        let sent = self.0.driver.blocking_send(input);
+        let sent = self.0.driver.blocking_send(input.into());
         sent.map_err(|_| ChangeError::Stopping)
     }
 }

@@ -4,19 +4,21 @@ use std::{collections::BTreeSet, time::Instant};
 
 use futures::FutureExt as _;
 use tensord_proto::{
+    credential::CredentialHash,
     ids::{ClientId, LeaseId, RequestId, WorkerId},
     v1::{ChangeStanding, ClientMessage, Error, ErrorCode, PoolMessage, client_message},
 };
 use tensord_scheduler::{
-    ClientEvent, EndReason, Event, LeasedDevice, RefuseReason, StreamId, Suspender, WaitReason,
+    Claim, ClientEvent, EndReason, Engine, Event, LeasedDevice, RefuseReason, StreamId, Suspender,
+    Timestamp, WaitReason,
 };
 use tracing::{debug, info};
 
-use super::{Driver, Input, MAX_STREAMS, MAX_UNRECORDED, Peer, Recorded};
+use super::{Driver, Input, MAX_UNRECORDED, Peer, Recorded};
 use crate::{
     audit::{self, Entry},
     scheduler::{
-        access::DEFAULT_TENANT,
+        access::{AuthContext, DEFAULT_TENANT},
         convert,
         stream::{self, AcceptedStream, OpenStream},
     },
@@ -28,6 +30,18 @@ fn event(client: ClientId, stream: StreamId, event: ClientEvent) -> Event {
         stream,
         event,
     }
+}
+
+/// Returns whether a client that attaches at `now` comes back to a lease: it has one, or claims one that nobody has, or
+/// that the engine may take over because it has not been running for long. Old tokens of ended leases prove nothing.
+fn comes_back(engine: &Engine, client: ClientId, claims: &[Claim], now: Timestamp) -> bool {
+    let may_adopt = u128::from(now.as_millis()) < engine.options().adoption_window.as_millis();
+    let has_no_owner = |claim: &Claim| {
+        let known = engine.lease(claim.lease);
+        known.is_some_and(|lease| lease.owner.is_none())
+    };
+    let mut claims = claims.iter();
+    !engine.leases_of(client).is_empty() || claims.any(|claim| may_adopt || has_no_owner(claim))
 }
 
 impl Driver {
@@ -43,9 +57,28 @@ impl Driver {
         entry
     }
 
+    /// Records in `holders` that a client attaches, with valid claims of leases.
+    ///
+    /// # Errors
+    ///
+    /// If the client may not attach; nothing has changed then.
+    pub(super) fn admit(
+        &mut self,
+        client: ClientId,
+        credential: CredentialHash,
+        auth: AuthContext,
+        claims: &[Claim],
+    ) -> Result<(), Error> {
+        // The token may have ended since the call began.
+        self.access.check_may_attach(&auth, !claims.is_empty())?;
+        let (engine, now) = (&self.engine, self.now());
+        let comes_back = || comes_back(engine, client, claims, now);
+        self.holders
+            .attach(client, credential, auth, comes_back, Instant::now())
+    }
+
     /// Attaches a client, which `holders` has recorded already, on the new stream `opened`.
-    /// The client's previous stream, if any, ends. If too many clients are attached, ends the
-    /// new stream with an error instead.
+    /// The client's previous stream, if any, ends.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
@@ -58,12 +91,6 @@ impl Driver {
         let reader = self.readers.spawn(reading);
         self.read_by.insert(reader.id(), Peer::Client(client, id));
         let open = OpenStream::new(id, opened.peer, opened.outgoing, reader);
-        if !self.clients.contains_key(&client) && self.clients.len() >= MAX_STREAMS {
-            let words =
-                format!("{MAX_STREAMS} clients are attached, which is the limit of the pool");
-            self.holders.detach(client, Instant::now());
-            return open.end(Some(&Error::new(ErrorCode::Limit, words)));
-        }
         let convert::ClaimedLeases { claims, invalid } = held;
         debug!(%client, leases = claims.len(), "client attached");
         if let Some(replaced) = self.clients.insert(client, open) {
@@ -192,6 +219,13 @@ impl Driver {
         self.clients.remove(&client)?.end(error);
         self.holders.detach(client, Instant::now());
         Some(event(client, id, ClientEvent::Disconnected))
+    }
+
+    /// Forgets a client whose stream has ended, once the engine has handled that, if it has no leases to come back to.
+    pub(super) fn forget_without_leases(&mut self, client: ClientId) {
+        if !self.clients.contains_key(&client) && self.engine.leases_of(client).is_empty() {
+            self.holders.remove(client);
+        }
     }
 
     /// Ends the streams and leases of all clients that presented the token of this name.

@@ -2,11 +2,24 @@
 
 use std::collections::VecDeque;
 
-use tensord_scheduler::{Command, Event};
+use tensord_proto::ids::ClientId;
+use tensord_scheduler::{ClientEvent, Command, Event};
 use tracing::info;
 
 use super::Driver;
 use crate::scheduler::{convert, worker_commands};
+
+/// Returns the client whose stream has ended by this event.
+fn disconnected(event: &Event) -> Option<ClientId> {
+    match event {
+        Event::Client {
+            client,
+            event: ClientEvent::Disconnected,
+            ..
+        } => Some(*client),
+        _ => None,
+    }
+}
 
 impl Driver {
     /// Passes an event to the engine and carries out the resulting commands, and does the
@@ -14,10 +27,14 @@ impl Driver {
     pub(super) fn apply(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            let disconnected = disconnected(&event);
             let commands = self.engine.handle(event, self.now());
             self.records.queue(self.engine.take_record_changes());
             for command in commands {
                 events.extend(self.execute(command));
+            }
+            if let Some(client) = disconnected {
+                self.forget_without_leases(client);
             }
         }
     }

@@ -13,15 +13,18 @@ use tensord_proto::{
     },
 };
 use tensord_scheduler::{StreamId, TenantName};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::JoiningWorker;
 use crate::scheduler::{
     access::AuthContext,
     convert,
-    stream::AcceptedStream,
+    stream::{AcceptedStream, Queued},
     tenants::{Plan, Proposal, TenantError},
 };
+
+/// The sending end of the driver's queue.
+pub(in crate::scheduler) type InputSender = mpsc::Sender<Queued<Input>>;
 
 /// An input to the driver.
 pub(in crate::scheduler) enum Input {

@@ -10,7 +10,7 @@ use crate::scheduler::{
 
 impl Driver {
     /// Returns the pool's status as visible to the holder of `auth`: a program sees only
-    /// the leases of its own tenant.
+    /// the leases of its own tenant, and why devices are out of service only if there is no other tenant.
     pub(super) fn status(&self, auth: &AuthContext) -> StatusReply {
         let usage = |worker| self.workers.get(&worker).map(JoinedWorker::usage);
         let is_shown = |client: Option<ClientId>| match auth.role {
@@ -19,6 +19,8 @@ impl Driver {
                 .and_then(|client| self.holders.tenant(client))
                 .is_some_and(|tenant| tenant == &*auth.tenant),
         };
-        view::status(self.engine.snapshot(), self.now(), usage, is_shown)
+        let shows_reasons = auth.role == Role::Admin || !self.has_several_tenants();
+        let snapshot = self.engine.snapshot();
+        view::status(snapshot, self.now(), usage, shows_reasons, is_shown)
     }
 }

@@ -44,6 +44,11 @@ impl Driver {
             .collect()
     }
 
+    /// Returns whether the pool has more than one tenant.
+    pub(super) fn has_several_tenants(&self) -> bool {
+        self.tenants.read().iter().nth(1).is_some()
+    }
+
     /// Has the engine follow the tenants.
     pub(super) fn on_tenants_changed(&mut self) {
         self.apply(Event::SetPolicy {

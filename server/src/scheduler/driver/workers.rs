@@ -13,7 +13,7 @@ use tensord_proto::{
 use tensord_scheduler::{DeviceGrant, Event, LeasedDevice, Outages, StreamId, WorkerEvent};
 use tracing::{debug, info, warn};
 
-use super::{Driver, Input, MAX_STREAMS, Peer};
+use super::{Driver, Input, MAX_WORKERS, Peer};
 use crate::{
     audit::{self, Entry},
     scheduler::{
@@ -175,9 +175,9 @@ impl Driver {
             );
             return Err(Error::new(ErrorCode::Enrolment, words));
         }
-        if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_STREAMS {
+        if !self.workers.contains_key(&worker) && self.workers.len() >= MAX_WORKERS {
             let words =
-                format!("{MAX_STREAMS} workers have joined, which is the limit of the pool");
+                format!("{MAX_WORKERS} workers have joined, which is the limit of the pool");
             return Err(Error::new(ErrorCode::Limit, words));
         }
         Ok(())
@@ -417,9 +417,9 @@ impl Driver {
 
     /// Returns how much of a worker's memory for the snapshots of other workers' leases one tenant may use, in thousandths.
     fn tenant_snapshots_permille(&self) -> u32 {
-        match self.tenants.read().iter().nth(1) {
-            Some(_) => TENANT_SNAPSHOTS_PERMILLE,
-            None => WHOLE_PERMILLE,
+        match self.has_several_tenants() {
+            true => TENANT_SNAPSHOTS_PERMILLE,
+            false => WHOLE_PERMILLE,
         }
     }
 

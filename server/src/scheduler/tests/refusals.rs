@@ -1,6 +1,6 @@
 //! Peers that are refused, and messages that end a stream.
 
-use tensord_proto::v1::{CancelRequest, DeviceFingerprint, Hello, Leaving};
+use tensord_proto::v1::{CancelRequest, DeviceFingerprint, DeviceGrant, Hello, Leaving};
 use tonic::Code;
 
 use super::*;
@@ -165,6 +165,59 @@ async fn a_registration_is_checked() {
         assert!(error.message.contains(expected), "{error}");
     }
     assert_eq!(rig.status().await.workers, []);
+}
+
+#[tokio::test]
+async fn lists_of_a_registration_are_bounded_and_name_its_devices() {
+    let rig = Rig::start().await;
+    let held = |device_index| HeldDevice {
+        lease_id: 7,
+        device_index,
+        ..HeldDevice::default()
+    };
+    let ended = |device_index| DeviceGrant {
+        device_index,
+        ..DeviceGrant::default()
+    };
+    let with_held = |held| Register {
+        held,
+        ..register(1, 2)
+    };
+    let with_ended = |ended| Register {
+        ended,
+        ..register(1, 2)
+    };
+    for (wrong, expected) in [
+        (
+            with_held(vec![held(0); 4097]),
+            "the worker's list of held devices has 4097 entries; the limit is 4096",
+        ),
+        (
+            with_ended(vec![ended(0); 4353]),
+            "the worker's list of ended grants has 4353 entries; the limit is 4352",
+        ),
+        (
+            with_held(vec![held(1), held(2)]),
+            "the worker's list of held devices names the device 2, but the worker registered 2 devices",
+        ),
+        (
+            with_ended(vec![ended(1), ended(u32::MAX)]),
+            "the worker's list of ended grants names the device 4294967295, but the worker registered 2 devices",
+        ),
+    ] {
+        let (code, error) = error_of(rig.register(wrong).await);
+        assert_eq!(
+            (code, error.code()),
+            (Code::InvalidArgument, ErrorCode::Protocol)
+        );
+        assert_eq!(error.message, expected);
+    }
+    assert_eq!(rig.status().await.workers, []);
+    let right = Register {
+        held: vec![held(1)],
+        ..with_ended(vec![ended(1); 4352])
+    };
+    rig.register(right).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,11 +1,18 @@
 //! Tokens that are created, rotated and revoked while the pool runs.
 
-use tensord_proto::v1::{
-    ChangeTenantRequest, CreateTokenRequest, ListTenantsRequest, ListTokensRequest, MadeToken,
-    RevokeTokenRequest, Revoked, RotateTokenRequest, admin_client::AdminClient,
+use tensord_proto::{
+    ids::LeaseId,
+    v1::{
+        ChangeTenantRequest, CreateTokenRequest, ListTenantsRequest, ListTokensRequest, MadeToken,
+        OutOfService, RevokeTokenRequest, Revoked, RotateTokenRequest, admin_client::AdminClient,
+    },
 };
+use tensord_scheduler::{Claim, Durability};
+use tokio::sync::oneshot;
+use tonic::codec::{DecodeBuf, Decoder};
 
 use super::*;
+use crate::scheduler::{access::AuthContext, convert::ClaimedLeases, stream::AcceptedStream};
 
 impl Rig {
     pub(super) async fn admin(&self) -> AdminClient<Channel> {
@@ -256,6 +263,100 @@ async fn tenants_cannot_see_each_other() {
         .unwrap();
     assert_eq!(thief.ended(lease.lease_id).await.code(), ErrorCode::Lease);
     assert_eq!(shown(&red).await.0, 1);
+}
+
+#[tokio::test]
+async fn reasons_of_outages_are_hidden_from_programs_if_there_are_several_tenants() {
+    let rig = Rig::start().await;
+    let worker = rig.worker(1, 2).await;
+    let reason = "an op of tenant red, secret_kernel, takes too long";
+    let outage = OutOfService {
+        device_index: 1,
+        reason: reason.into(),
+    };
+    let beat = Heartbeat {
+        out_of_service: vec![outage],
+        ..Heartbeat::default()
+    };
+    worker.send(worker_message::Body::Heartbeat(beat)).await;
+    let shown = |status: StatusReply| {
+        let devices = status.workers[0].devices.iter();
+        devices.map(|it| it.out_of_service.clone()).collect()
+    };
+    let is_out = |status: &StatusReply| !status.workers[0].devices[1].out_of_service.is_empty();
+    let of_only_tenant: Vec<_> = shown(rig.wait_for_status(is_out).await);
+    assert_eq!(of_only_tenant, ["", reason]);
+    rig.add_tenant("red").await;
+    let red = rig.create("red", "program", "red").await;
+    for (token, expected) in [
+        (&red, "out of service"),
+        (&rig.client_token, "out of service"),
+        (&rig.admin_token, reason),
+    ] {
+        let of_token: Vec<_> = shown(rig.status_with(token).await.unwrap());
+        assert_eq!(of_token, ["", expected]);
+    }
+}
+
+/// A decoder for streams without messages.
+struct NoMessages;
+
+impl Decoder for NoMessages {
+    type Item = ClientMessage;
+    type Error = Status;
+
+    fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<ClientMessage>, Status> {
+        Ok(None)
+    }
+}
+
+/// Has the driver attach test client 1, whose call was admitted with `token` while that was valid. Returns the driver's
+/// decision.
+async fn attach_in_driver(rig: &Rig, token: &Secret, claims: Vec<Claim>) -> Result<(), Error> {
+    let credential = credential(1).hash();
+    let (outgoing, _messages) = mpsc::channel(16);
+    let (reply_sender, decision) = oneshot::channel();
+    let attach = Input::Attach {
+        client: credential.client_id(),
+        credential,
+        auth: AuthContext::of_program(token.reveal()),
+        held: ClaimedLeases {
+            claims,
+            invalid: vec![],
+        },
+        opened: AcceptedStream {
+            incoming: Streaming::new_empty(NoMessages, tonic::body::Body::empty()),
+            outgoing,
+            peer: rig.scheduler.address(),
+        },
+        reply_sender,
+    };
+    assert!(rig.scheduler.driver.send(attach.into()).await.is_ok());
+    with_timeout("decision", decision).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_token_that_ends_while_its_call_waits_for_the_hello_admits_no_client() {
+    let rig = Rig::start().await;
+    let claim = || Claim {
+        lease: LeaseId(7),
+        lease_devices: vec![],
+        durability: Durability::Off,
+        epoch: 0,
+        time_left: None,
+        is_spot: false,
+        may_end: false,
+    };
+    for (name, keep_leases, may_return) in [("kept", true, true), ("ended", false, false)] {
+        let token = rig.create(name, "program", "default").await;
+        attach_in_driver(&rig, &token, vec![]).await.unwrap();
+        rig.revoke(name, keep_leases).await;
+        let refused = attach_in_driver(&rig, &token, vec![]).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::Token);
+        assert!(refused.message.contains("was revoked"), "{refused}");
+        let returned = attach_in_driver(&rig, &token, vec![claim()]).await;
+        assert_eq!(returned.is_ok(), may_return, "{returned:?}");
+    }
 }
 
 #[tokio::test]
