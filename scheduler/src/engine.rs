@@ -29,6 +29,7 @@ mod coming;
 mod counting;
 mod destinations;
 mod durable;
+mod ends;
 mod estimate;
 mod guaranteed;
 mod handover;
@@ -64,6 +65,7 @@ use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
 use self::borrowed::KnownBorrowed;
 use self::counting::{CountedOn, CountingRequests};
+use self::ends::SentEnds;
 use self::guaranteed::GuaranteedBasis;
 use self::idle::IdleLeases;
 use self::reservations::{Basis, OrderBasis, Reservations};
@@ -146,6 +148,8 @@ pub struct Engine {
     awaits_recorded_workers: bool,
     /// The commands that the current event has caused so far.
     commands: Vec<Command>,
+    /// Those of them that end leases.
+    sent_ends: SentEnds,
     /// The leases that made room, each with the request or lease that waits and for which it did.
     #[cfg(test)]
     made_room: Vec<(LeaseId, LeaseId)>,
@@ -195,6 +199,7 @@ impl Engine {
             options,
             awaits_recorded_workers: false,
             commands: Vec::new(),
+            sent_ends: SentEnds::default(),
             #[cfg(test)]
             made_room: Vec::new(),
         }
@@ -258,6 +263,7 @@ impl Engine {
         }
         self.report_positions();
         self.settle();
+        self.sent_ends.clear();
         mem::take(&mut self.commands)
     }
 
@@ -429,45 +435,6 @@ impl Engine {
             self.pool.end(worker, id, &grants);
             if self.pool.is_connected(worker) {
                 self.send_end(worker, id, grants);
-            }
-        }
-    }
-
-    /// Queues a command for a worker to end a lease, and to keep the lease's snapshots if the lease is
-    /// suspended and is to go on from these. All such commands for one lease and
-    /// worker within one event are merged into one.
-    fn send_end(&mut self, worker: WorkerId, lease: LeaseId, grants: Vec<DeviceGrant>) {
-        let mut commands = self.commands.iter_mut();
-        let known = commands.find_map(|command| match command {
-            Command::EndLease {
-                worker: of,
-                lease: ended,
-                grants,
-                ..
-            } if (*of, *ended) == (worker, lease) => Some(grants),
-            _ => None,
-        });
-        match known {
-            None => {
-                let known = self.leases.get(lease);
-                let hold_snapshots = known.is_some_and(|known| known.holders().contains(&worker));
-                self.commands.push(Command::EndLease {
-                    worker,
-                    lease,
-                    grants,
-                    hold_snapshots,
-                });
-            }
-            Some(known) => {
-                for grant in grants {
-                    let is_same = |known: &&mut DeviceGrant| {
-                        (known.index, known.lane) == (grant.index, grant.lane)
-                    };
-                    match known.iter_mut().find(is_same) {
-                        Some(known) => known.grant = known.grant.max(grant.grant),
-                        None => known.push(grant),
-                    }
-                }
             }
         }
     }

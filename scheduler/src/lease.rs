@@ -96,6 +96,7 @@ pub(crate) struct Lease {
     pub(crate) excluded: BTreeMap<WorkerId, Exclusion>,
     /// How often the lease has moved to another worker.
     pub(crate) epoch: u64,
+    pub(crate) origin: Origin,
     pub(crate) standing: Standing,
     /// Whether the client has an earlier token than that of the present epoch, and could not be told where
     /// the lease is, as a worker of it has yet to join.
@@ -103,6 +104,19 @@ pub(crate) struct Lease {
     /// Whether the client knows the standing, on its current stream, if it is another one than
     /// [`Running`](Standing::Running).
     pub(crate) is_standing_reported: bool,
+}
+
+/// How the engine knows a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A worker or a client has just reported it. If it cannot have its devices, it is not adopted.
+    #[default]
+    Reported,
+    /// It dates from before a restart, and was adopted or restored. Also one that the engine has granted, if it has had
+    /// a grant by whose number the engine would not recognise that.
+    Adopted,
+    /// The engine has granted it.
+    Granted,
 }
 
 /// Whether a lease has devices, or why it has none.

@@ -1,5 +1,6 @@
-//! All leases, and the rule for which unknown leases the engine may still adopt.
+//! All leases.
 
+mod adoption;
 mod index;
 mod patience;
 
@@ -10,22 +11,19 @@ use std::time::Duration;
 
 use tensord_proto::ids::{ClientId, LeaseId, WorkerId};
 
-use crate::lease::Lease;
+use crate::lease::{Lease, Origin};
 use crate::record::{LeaseRecord, RecordChange};
 use crate::tenants::TenantName;
 use crate::time::Timestamp;
+pub(crate) use adoption::{AdoptionWindow, Reporter};
 use index::Keys;
 pub(crate) use index::LeaseIndex;
 
-/// All leases, and a short list of those that ended.
+/// All leases, and which others may still be adopted.
 pub(crate) struct Leases {
     leases: BTreeMap<LeaseId, Entry>,
     index: LeaseIndex,
-    /// The end of the adoption window.
-    adopt_until: Timestamp,
-    /// The leases that ended before `adopt_until`: they are unknown because they ended, not
-    /// because the scheduler restarted.
-    ended: BTreeSet<LeaseId>,
+    adoption_window: AdoptionWindow,
     /// The leases that may have changed in the present event.
     touched: BTreeSet<LeaseId>,
     /// The leases that may have changed since [`take_unchecked`](Self::take_unchecked); `None` if these are too many
@@ -75,16 +73,11 @@ impl Drop for LeaseMut<'_> {
 }
 
 impl Leases {
-    /// The largest size of `ended`, half a megabyte. A pool in which this many leases have
-    /// ended has long recovered from the restart, so the window closes.
-    const MAX_ENDED: usize = 1 << 16;
-
     pub(crate) fn new(adopt_until: Timestamp) -> Self {
         Self {
             leases: BTreeMap::new(),
             index: LeaseIndex::default(),
-            adopt_until,
-            ended: BTreeSet::new(),
+            adoption_window: AdoptionWindow::new(adopt_until),
             touched: BTreeSet::new(),
             unchecked: Some(BTreeSet::new()),
             changed: BTreeSet::new(),
@@ -94,7 +87,22 @@ impl Leases {
 
     /// Returns the end of the adoption window.
     pub(crate) fn adopt_until(&self) -> Timestamp {
-        self.adopt_until
+        self.adoption_window.until()
+    }
+
+    /// Returns which unknown leases may still be adopted.
+    pub(crate) fn adoption_window(&self) -> &AdoptionWindow {
+        &self.adoption_window
+    }
+
+    /// Records that a lease was adopted because of `reporter`, if it has not ended since.
+    pub(crate) fn record_adoption(&mut self, id: LeaseId, reporter: Reporter) {
+        let Some(mut lease) = self.get_mut(id) else {
+            return;
+        };
+        lease.origin = Origin::Adopted;
+        drop(lease);
+        self.adoption_window.record_adoption(reporter);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -198,11 +206,10 @@ impl Leases {
         let Entry { lease, keys } = self.leases.remove(&id)?;
         self.index.replace(id, &keys, &Keys::default());
         self.record_change(id);
-        if now < self.adopt_until {
-            self.ended.insert(id);
-            if self.ended.len() >= Self::MAX_ENDED {
-                self.adopt_until = now;
-            }
+        match lease.origin {
+            Origin::Reported => {}
+            Origin::Adopted => self.adoption_window.record_end(id, false, now),
+            Origin::Granted => self.adoption_window.record_end(id, true, now),
         }
         Some(lease)
     }
@@ -211,9 +218,7 @@ impl Leases {
     /// those of leases to at least `wait` from now, and the adoption window by the gap if
     /// it was open.
     pub(crate) fn extend_deadlines(&mut self, since: Timestamp, now: Timestamp, wait: Duration) {
-        if since < self.adopt_until {
-            self.adopt_until = self.adopt_until + now.saturating_since(since);
-        }
+        self.adoption_window.extend(since, now);
         for id in self.leases.keys().copied().collect::<Vec<_>>() {
             let Some(mut lease) = self.get_mut(id) else {
                 continue;
@@ -225,17 +230,9 @@ impl Leases {
         }
     }
 
-    /// Returns whether an unknown lease may date from before a restart, so that it may be
-    /// adopted, rather than having ended.
-    pub(crate) fn may_adopt(&self, id: LeaseId, now: Timestamp) -> bool {
-        now < self.adopt_until && !self.ended.contains(&id)
-    }
-
-    /// Clears the list of ended leases once the adoption window is over.
+    /// Clears what is recorded for the adoption window once that is over.
     pub(crate) fn forget_ended(&mut self, now: Timestamp) {
-        if now >= self.adopt_until {
-            self.ended.clear();
-        }
+        self.adoption_window.forget(now);
     }
 
     /// Sets the record of a lease that the driver has from an earlier scheduler.
@@ -288,10 +285,5 @@ impl Leases {
             index.replace(id, &Keys::default(), &Keys::of(lease));
         }
         assert_eq!(self.index.without_version(), index.without_version());
-    }
-
-    /// Returns the number of recorded ended leases.
-    pub(crate) fn ended_len(&self) -> usize {
-        self.ended.len()
     }
 }

@@ -5,6 +5,7 @@
 //! begins or ends.
 
 mod demands;
+mod ending;
 mod fitting;
 mod grant_numbers;
 mod held_back;
@@ -224,7 +225,7 @@ impl Pool {
             self.changed |= was_held_back;
             self.has_new_room = true;
         }
-        self.record_grant(granted);
+        self.record_grants(device_ref.worker, [granted]);
         Ok(())
     }
 
@@ -283,12 +284,18 @@ impl Pool {
         }
     }
 
-    /// Records the worker's report that an ended lease still uses a device. This grant and
+    /// Records a worker's report that ended leases still use these devices of it. These grants and
     /// all earlier ones have ended.
-    pub(crate) fn record_ending(&mut self, lease: LeaseId, granted: GrantedDevice) {
-        let worker = granted.device_ref.worker;
-        self.record_ended(worker, &[granted.device_grant()]);
-        if let Some(mut worker) = self.worker_mut(worker) {
+    pub(crate) fn record_ending(
+        &mut self,
+        worker: WorkerId,
+        ending: impl IntoIterator<Item = (LeaseId, GrantedDevice)>,
+    ) {
+        let Some(mut worker) = self.worker_mut(worker) else {
+            return;
+        };
+        for (lease, granted) in ending {
+            worker.record_ended(granted.device_grant());
             worker.record_ending(lease, granted);
         }
     }

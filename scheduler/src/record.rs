@@ -11,7 +11,7 @@ use tensord_proto::ids::{ClientId, LeaseId, StoreId, WorkerId};
 
 use crate::device::{Durability, Requirement};
 use crate::event::{GrantedDevice, Suspender};
-use crate::lease::{Keeper, Lease, Standing, StoredSessions, SuspendedPart};
+use crate::lease::{Keeper, Lease, Origin, Standing, StoredSessions, SuspendedPart};
 use crate::reason::EndReason;
 use crate::tenants::{Amounts, TenantName};
 use crate::time::Timestamp;
@@ -209,6 +209,7 @@ impl LeaseRecord {
         lease.may_end = self.may_end;
         lease.parts = self.parts;
         lease.standing = self.standing.into_standing(now);
+        lease.origin = Origin::Adopted;
         lease
     }
 }

@@ -10,6 +10,7 @@ use crate::command::Command;
 use crate::device::{DeviceSpec, Share};
 use crate::event::{Claim, ClientEvent, DeviceRef, GrantedDevice, StreamId};
 use crate::lease::Lease;
+use crate::leases::Reporter;
 use crate::queue::QueuedRequest;
 use crate::reason::{EndReason, RefuseReason};
 use crate::tenants::TenantName;
@@ -112,18 +113,21 @@ impl Engine {
 
     fn claim(&mut self, client: ClientId, claim: Claim) {
         let (id, lease_devices) = (claim.lease, &claim.lease_devices);
-        let may_adopt = self.leases.may_adopt(id, self.now) && !lease_devices.is_empty();
-        match self.leases.get(id).map(|lease| lease.owner) {
-            Some(owner) if owner == Some(client) => self.claim_again(client, claim),
-            Some(None) => self.claim_reported(client, claim),
-            None if may_adopt => {
+        let tenant = self.clients.get(&client).map(|known| known.tenant.clone());
+        let reporter = tenant.map(Reporter::Tenant);
+        let reporter = reporter.filter(|it| self.may_adopt(id, lease_devices, it));
+        match (self.leases.get(id).map(|lease| lease.owner), reporter) {
+            (Some(owner), _) if owner == Some(client) => self.claim_again(client, claim),
+            (Some(None), _) if !self.has_ended(id, lease_devices) => {
+                self.claim_reported(client, claim);
+            }
+            (None, Some(reporter)) if !lease_devices.is_empty() => {
                 let mut lease = Lease::owned(client, lease_devices, claim.durability, claim.epoch);
                 (lease.running_since, lease.time_left) = (self.now, claim.time_left);
                 (lease.is_spot, lease.may_end) = (claim.is_spot, claim.may_end);
-                self.leases.insert(id, lease);
-                self.reserve(id);
+                self.adopt(id, lease, reporter);
             }
-            Some(_) | None => self.report_ended(client, id, EndReason::Unknown),
+            (Some(_) | None, _) => self.report_ended(client, id, EndReason::Unknown),
         }
     }
 
@@ -214,6 +218,7 @@ impl Engine {
             devices,
         });
         let mut granted = Lease::owned(client, &lease_devices, demand.durability, 0);
+        granted.origin = self.origin_by(&lease_devices);
         let (least, most) = (
             self.options.min_recovery_timeout,
             self.options.max_recovery_timeout,

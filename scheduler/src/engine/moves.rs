@@ -15,7 +15,7 @@ use super::assignment::assign;
 use crate::command::Command;
 use crate::device::Requirement;
 use crate::event::{AssignedKeeper, DeviceRef, GrantedDevice};
-use crate::lease::{Keeper, KeptHere, Lease, Standing, StoredSessions, SuspendedPart};
+use crate::lease::{Keeper, KeptHere, Lease, Origin, Standing, StoredSessions, SuspendedPart};
 use crate::pool::Worker;
 use crate::reason::{CannotMove, EndReason, SnapshotPlaces};
 
@@ -408,6 +408,7 @@ impl Engine {
         let places: Vec<_> = devices.iter().map(|device_ref| device_ref.worker).collect();
         let workers: BTreeSet<_> = places.iter().copied().collect();
         let lease_devices = self.take_devices(id, devices, |_| share);
+        let origin = self.origin_by(&lease_devices);
         let now = self.now;
         let Some(mut lease) = self.leases.get_mut(id) else {
             return false;
@@ -416,6 +417,9 @@ impl Engine {
         lease.lease_devices.clear();
         lease.add(&lease_devices);
         lease.epoch += 1;
+        if origin == Origin::Adopted {
+            lease.origin = origin;
+        }
         lease.standing = Standing::Running;
         (lease.running_since, lease.is_reclaimed) = (now, false);
         lease.passed = passed.unwrap_or_else(|| mem::take(&mut lease.passed));

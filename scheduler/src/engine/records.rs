@@ -108,7 +108,7 @@ impl Engine {
         (lease.running_since, lease.time_left) = (now, claim.time_left);
         (lease.is_spot, lease.may_end) = (claim.is_spot, claim.may_end);
         (lease.tenant, lease.charge) = (outdated.tenant, outdated.charge);
-        lease.granted_at = outdated.granted_at;
+        (lease.granted_at, lease.origin) = (outdated.granted_at, outdated.origin);
         let unclaimed = lease.set_devices(&claim.lease_devices);
         let workers = lease.workers();
         drop(lease);

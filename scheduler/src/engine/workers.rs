@@ -7,6 +7,7 @@ use tensord_proto::ids::{LeaseId, WorkerId};
 use super::Engine;
 use crate::event::{GrantedDevice, HeldDevice, Registration, StreamId, WorkerEvent};
 use crate::lease::Lease;
+use crate::leases::Reporter;
 use crate::reason::EndReason;
 
 impl Engine {
@@ -83,9 +84,9 @@ impl Engine {
     /// `EndLease` again for every lease that it is not known to have released: the previous
     /// reply may have been lost with the old stream.
     fn resume_ended(&mut self, worker: WorkerId, ended: Vec<HeldDevice>) {
-        for held in ended {
-            self.pool.record_ending(held.lease, held.granted_at(worker));
-        }
+        let ended = ended.iter();
+        let ended = ended.map(|held| (held.lease, held.granted_at(worker)));
+        self.pool.record_ending(worker, ended);
         for (lease, grants) in self.pool.ending(worker) {
             self.send_end(worker, lease, grants);
         }
@@ -126,23 +127,23 @@ impl Engine {
 
     /// Resumes, adopts or ends each lease that a worker reports as still running.
     fn resume_held(&mut self, worker: WorkerId, held: Vec<HeldDevice>) {
+        let granted = held.iter().map(|held| held.granted_at(worker));
+        self.pool.record_grants(worker, granted);
         let mut held_by_lease = BTreeMap::<LeaseId, Vec<GrantedDevice>>::new();
         for held in held {
-            let granted = held.granted_at(worker);
-            self.pool.record_grant(granted);
-            held_by_lease.entry(held.lease).or_default().push(granted);
+            let lease_devices = held_by_lease.entry(held.lease).or_default();
+            lease_devices.push(held.granted_at(worker));
         }
         // If a worker runs two leases on one device, or on one lane of it, the one that the engine knows stays.
         let (known, unknown): (Vec<_>, Vec<_>) = held_by_lease
             .into_iter()
             .partition(|(id, _)| self.leases.get(*id).is_some());
         for (lease, lease_devices) in known.into_iter().chain(unknown) {
-            self.resume(worker, lease, lease_devices);
+            self.resume(worker, lease, &lease_devices);
         }
     }
 
-    fn resume(&mut self, worker: WorkerId, id: LeaseId, lease_devices: Vec<GrantedDevice>) {
-        let may_adopt = self.leases.may_adopt(id, self.now);
+    fn resume(&mut self, worker: WorkerId, id: LeaseId, lease_devices: &[GrantedDevice]) {
         let has_all = |lease: &Lease| {
             let mut devices = lease_devices.iter().map(|granted| granted.device_ref);
             devices.all(|device_ref| {
@@ -150,34 +151,48 @@ impl Engine {
                 lease.lease_devices.contains_key(&device_ref) && lease.may_resume_at(device)
             })
         };
+        let mut granted = lease_devices.iter();
+        // Otherwise the report is false, and no reason to believe that the lease exists, or to end it elsewhere.
+        let may_be_valid = granted.all(|granted| self.pool.may_be_valid(*granted));
         match self.leases.get(id) {
             // No client has claimed the lease yet, so these may be further devices of it.
-            Some(lease) if lease.owner.is_none() => {
+            Some(lease) if lease.owner.is_none() && may_be_valid => {
                 if let Some(mut lease) = self.leases.get_mut(id) {
-                    lease.add(&lease_devices);
+                    lease.add(lease_devices);
                 }
+                self.reserve(id);
             }
-            Some(lease) if has_all(lease) => {}
-            None if may_adopt => {
-                let expires_at = Some(self.now + self.options.lease_expiry);
-                let mut lease = Lease {
-                    expires_at,
-                    ..Lease::default()
-                };
-                lease.add(&lease_devices);
-                self.leases.insert(id, lease);
-            }
+            Some(lease) if lease.owner.is_some() && has_all(lease) => self.reserve(id),
+            None if may_be_valid => self.adopt_reported(worker, id, lease_devices),
             // The lease ended, or has no right to these devices.
-            Some(_) | None => {
-                for granted in &lease_devices {
-                    self.pool.record_ending(id, *granted);
-                }
-                let grants = lease_devices.iter().map(GrantedDevice::device_grant);
-                let grants = grants.collect();
-                return self.send_end(worker, id, grants);
-            }
+            Some(_) | None => self.end_reported(worker, id, lease_devices),
         }
-        self.reserve(id);
+    }
+
+    /// Adopts a lease that the engine does not know, and that a worker reports as running on these devices, or ends
+    /// it there.
+    fn adopt_reported(&mut self, worker: WorkerId, id: LeaseId, lease_devices: &[GrantedDevice]) {
+        let joined = self.pool.get(worker);
+        let reporter = joined.map(|it| Reporter::Worker(it.endpoint().certificate_sha256));
+        let reporter = reporter.filter(|it| self.may_adopt(id, lease_devices, it));
+        let Some(reporter) = reporter else {
+            return self.end_reported(worker, id, lease_devices);
+        };
+        let expires_at = Some(self.now + self.options.lease_expiry);
+        let mut lease = Lease {
+            expires_at,
+            ..Lease::default()
+        };
+        lease.add(lease_devices);
+        self.adopt(id, lease, reporter);
+    }
+
+    /// Has a worker end a lease on devices on which it reports it as running, without a right to them.
+    fn end_reported(&mut self, worker: WorkerId, id: LeaseId, lease_devices: &[GrantedDevice]) {
+        let ending = lease_devices.iter().map(|granted| (id, *granted));
+        self.pool.record_ending(worker, ending);
+        let grants = lease_devices.iter().map(GrantedDevice::device_grant);
+        self.send_end(worker, id, grants.collect());
     }
 
     /// Takes the worker's devices for leases that clients claimed before the worker joined.

@@ -2,7 +2,7 @@
 
 use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::WorkerId;
-use tensord_proto::share::{MAX_LANES, lane};
+use tensord_proto::share::lane;
 
 use super::Pool;
 use super::worker::Grants;
@@ -30,30 +30,26 @@ impl Pool {
         latest.next().unwrap_or(latest)
     }
 
-    /// Records that this grant of a device exists or existed.
-    pub(crate) fn record_grant(&mut self, granted: GrantedDevice) {
-        let GrantedDevice {
-            device_ref, grant, ..
-        } = granted;
-        let worker = self.worker_mut(device_ref.worker);
-        if let Some(mut worker) = worker
-            && let Some(grants) = worker.grants.get_mut(device_ref.index as usize)
-        {
-            grants.record(grant);
+    /// Records that these grants of devices of `worker` exist or existed.
+    pub(crate) fn record_grants(
+        &mut self,
+        worker: WorkerId,
+        granted: impl IntoIterator<Item = GrantedDevice>,
+    ) {
+        let Some(mut worker) = self.worker_mut(worker) else {
+            return;
+        };
+        for granted in granted {
+            if let Some(grants) = worker.grants.get_mut(granted.device_ref.index as usize) {
+                grants.record(granted.grant);
+            }
         }
     }
 
     /// Records that these grants of devices of `worker`, and all earlier ones of their lanes, have ended.
     pub(crate) fn record_ended(&mut self, worker: WorkerId, ended: &[DeviceGrant]) {
-        let Some(mut worker) = self.worker_mut(worker) else {
-            return;
-        };
-        for &DeviceGrant { index, lane, grant } in ended {
-            if let Some(grants) = worker.grants.get_mut(index as usize)
-                && lane <= MAX_LANES
-            {
-                grants.record_ended(lane, grant);
-            }
+        if let Some(mut worker) = self.worker_mut(worker) {
+            ended.iter().for_each(|grant| worker.record_ended(*grant));
         }
     }
 

@@ -9,6 +9,7 @@ use tensord_proto::grant::GrantNumber;
 use tensord_proto::ids::{LeaseId, StoreId, WorkerId};
 use tensord_proto::share::{DeviceShare, MAX_LANES, lane};
 
+use super::ending::{Ending, EndingLeases};
 use super::held_back::Held;
 use super::index::{ClassCounts, DeviceClass, GroupKey, WorkerKeys};
 use super::room::Room;
@@ -37,9 +38,7 @@ pub(crate) struct Worker {
     holders: Vec<Vec<Holder>>,
     /// The known grants of each device, by device index.
     pub(super) grants: Vec<Grants>,
-    /// The devices that ended leases have not left yet. An entry is removed when the worker has released the
-    /// device.
-    ending: BTreeMap<(u32, LeaseId), Ending>,
+    ending: EndingLeases,
     /// The devices that the worker cannot offer at the moment.
     out_of_service: Outages,
     /// The class of each device, by device index.
@@ -53,13 +52,6 @@ pub(crate) struct Worker {
 pub(super) struct Holder {
     pub(super) lease: LeaseId,
     pub(super) share: Option<DeviceShare>,
-}
-
-/// What an ended lease had of a device, and by which grant.
-#[derive(Clone, Copy)]
-struct Ending {
-    grant: GrantNumber,
-    share: Option<DeviceShare>,
 }
 
 /// The known grants of a device.
@@ -138,7 +130,7 @@ impl Worker {
             drained: false,
             holders: vec![Vec::new(); registration.devices.len()],
             grants: vec![Grants::default(); registration.devices.len()],
-            ending: BTreeMap::new(),
+            ending: EndingLeases::default(),
             out_of_service: Outages::new(),
             classes: registration.devices.iter().map(DeviceClass::of).collect(),
             kept: 0,
@@ -219,7 +211,8 @@ impl Worker {
         }
         let is_excluded = known.iter().any(|holder| excludes(holder.share, share));
         let is_settled = self
-            .ending_on(index)
+            .ending
+            .on_device(index)
             .all(|(_, ending)| !excludes(ending.share, share) || ending.grant < grant);
         let is_enough = share.is_none_or(|share| {
             let left = self.left_of(index, false);
@@ -279,8 +272,18 @@ impl Worker {
                 continue;
             };
             for Holder { share, .. } in holders.extract_if(.., |holder| holder.lease == lease) {
-                self.ending.insert((index, lease), Ending { grant, share });
+                self.ending.insert(index, lease, Ending { grant, share });
             }
+        }
+    }
+
+    /// Records that a grant of a device, and all earlier ones of the lane, have ended.
+    pub(super) fn record_ended(&mut self, ended: DeviceGrant) {
+        let DeviceGrant { index, lane, grant } = ended;
+        if let Some(grants) = self.grants.get_mut(index as usize)
+            && lane <= MAX_LANES
+        {
+            grants.record_ended(lane, grant);
         }
     }
 
@@ -292,53 +295,36 @@ impl Worker {
             share,
         } = granted;
         if (index as usize) < self.holders.len() {
-            let noted = self.ending.get(&(index, lease));
-            if noted.is_none_or(|noted| grant >= noted.grant) {
-                self.ending.insert((index, lease), Ending { grant, share });
-            }
+            let ending = Ending { grant, share };
+            self.ending.insert_reported(index, lease, ending);
         }
     }
 
     /// Marks the devices that `lease` had as released, except the `busy` ones, and returns
     /// whether any was released.
     pub(super) fn release(&mut self, lease: LeaseId, busy: &BTreeSet<u32>) -> bool {
-        let before = self.ending.len();
-        let stays = |index: &u32, of: &LeaseId| *of != lease || busy.contains(index);
-        self.ending.retain(|(index, of), _| stays(index, of));
-        self.ending.len() < before
+        self.ending.release(lease, busy)
     }
 
     /// Returns the ended leases with devices that are not released yet, each with the
     /// grants of these devices.
     pub(super) fn ending(&self) -> BTreeMap<LeaseId, Vec<DeviceGrant>> {
-        let mut ending = BTreeMap::<_, Vec<_>>::new();
-        for (&(index, lease), &Ending { grant, share }) in &self.ending {
-            let grants = ending.entry(lease).or_default();
-            let lane = lane(share);
-            grants.push(DeviceGrant { index, lane, grant });
-        }
-        ending
+        self.ending.by_lease()
     }
 
     /// Returns whether a device has not been released from this ended lease.
     pub(super) fn is_ending_lease(&self, lease: LeaseId) -> bool {
-        self.ending.keys().any(|(_, of)| *of == lease)
+        self.ending.contains(lease)
     }
 
     fn is_ending(&self, index: u32) -> bool {
-        self.ending_on(index).next().is_some()
-    }
-
-    /// Returns the ended leases that have not left a device.
-    fn ending_on(&self, index: u32) -> impl Iterator<Item = (&(u32, LeaseId), &Ending)> {
-        let first = (index, LeaseId(u64::MIN));
-        let last = (index, LeaseId(u64::MAX));
-        self.ending.range(first..=last)
+        self.ending.on_device(index).next().is_some()
     }
 
     /// Returns what ended leases had of a device that have not left it.
     pub(super) fn ending_shares(&self, index: u32) -> impl Iterator<Item = Option<DeviceShare>> {
-        self.ending_on(index).map(|(_, ending)| ending.share)
+        let on_device = self.ending.on_device(index);
+        on_device.map(|(_, ending)| ending.share)
     }
 
     /// Records which devices the worker cannot offer, and returns whether they differ from

@@ -90,6 +90,26 @@ impl World {
         self.send_worker(i, join);
     }
 
+    /// A worker joins and reports, on a device that nobody uses, a lease with the id of a request that waits. It ends
+    /// that when it is told to.
+    pub(super) fn join_falsely(&mut self, i: usize, devices: Vec<DeviceSpec>, nth: usize) {
+        let waiting = self.waiting.get(nth % self.waiting.len().max(1));
+        let worker = &self.workers[i];
+        let uses = worker.held.iter().chain(&worker.busy);
+        let used: BTreeSet<_> = uses.map(|(_, index)| *index).collect();
+        let mut unused = (0..devices.len() as u32).filter(|index| !used.contains(index));
+        if let (Some(waiting), Some(index)) = (waiting, unused.next()) {
+            let at = device_ref(worker.id, index);
+            let latest = self.latest.get(&at).copied().unwrap_or_default();
+            let lease = waiting.lease;
+            self.grants.insert((lease, at), latest.next().unwrap());
+            self.shares.remove(&(lease, at));
+            self.workers[i].held.insert((lease, index));
+        }
+        self.join(i, devices);
+        self.finish(i, |_| true);
+    }
+
     pub(super) fn beat(&mut self, i: usize) {
         if let Some(known) = self.workers[i]
             .known

@@ -291,3 +291,52 @@ fn a_worker_may_join_with_a_device_out_of_service() {
         ),
     ]);
 }
+
+/// The leases 1 to 4,096, on two devices in turn.
+fn many_held() -> Vec<(u64, u32)> {
+    (1..=4_096).map(|lease| (lease, lease as u32 % 2)).collect()
+}
+
+fn all_ended(held: &[(u64, u32)]) -> Vec<Command> {
+    let leases = held.iter().map(|(lease, _)| *lease);
+    leases.map(|lease| end_lease(1, lease)).collect()
+}
+
+/// The two leases with the latest grants on each of two devices.
+const LATEST: [(u64, u32); 4] = [(4_093, 1), (4_094, 0), (4_095, 1), (4_096, 0)];
+
+#[test]
+fn worker_can_report_many_leases_that_have_ended() {
+    let (two, held) = ([flex(1), flex(1)], many_held());
+    let mut steps = vec![
+        // After the adoption window.
+        (60_000, join_holding(1, &two, &held), all_ended(&held)),
+        // Not all of them can be real.
+        (60_000, on_stream(11, join(1, &two)), all_ended(&LATEST)),
+        (
+            60_000,
+            on_stream(12, join_ending(1, &two, &held)),
+            all_ended(&LATEST),
+        ),
+        (60_000, attach(9), vec![]),
+        (60_000, request(9, 2, 2), vec![queued(9, 2, 1)]),
+    ];
+    let [rest @ .., (last, _)] = LATEST;
+    let released = |lease| on_stream(12, released(1, lease));
+    steps.extend(rest.map(|(lease, _)| (61_000, released(lease), vec![])));
+    let all = [(1, 0, flex(1)), (1, 1, flex(1))];
+    steps.push((61_000, released(last), vec![granted(9, 2, &all)]));
+    check(steps);
+}
+
+#[test]
+fn ended_lease_on_many_devices_is_ended_once() {
+    let held: Vec<_> = (0..4_096).map(|index| (10, index)).collect();
+    let two = [flex(1), flex(1)];
+    check([
+        (0, join_holding(1, &two, &held), vec![end_lease(1, 10)]),
+        (0, on_stream(11, join(1, &two)), vec![end_lease(1, 10)]),
+        (0, on_stream(11, released(1, 10)), vec![]),
+        (0, on_stream(12, join(1, &two)), vec![]),
+    ]);
+}

@@ -262,7 +262,7 @@ impl World {
             (&vec![], 0, 0)
         );
         assert_eq!(self.engine.attached_clients(), 0);
-        assert_eq!(self.engine.leases().ended_len(), 0);
+        assert_eq!(self.engine.leases().adoption_window().recorded(), (0, 0));
         assert_eq!(self.engine.next_deadline(), None);
     }
 }

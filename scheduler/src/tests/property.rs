@@ -18,6 +18,11 @@ pub(super) enum Op {
         worker: usize,
         changed: bool,
     },
+    /// A worker joins and reports a lease with the id of a request that waits.
+    JoinFalsely {
+        worker: usize,
+        nth: usize,
+    },
     Beat {
         worker: usize,
     },
@@ -367,6 +372,7 @@ fn worker_op() -> impl Strategy<Value = Op> {
     let changed = prop::bool::weighted(0.1);
     prop_oneof![
         8 => (worker(), changed).prop_map(|(worker, changed)| Op::Join { worker, changed }),
+        1 => (worker(), 0..8_usize).prop_map(|(worker, nth)| Op::JoinFalsely { worker, nth }),
         3 => worker().prop_map(|worker| Op::Beat { worker }),
         1 => worker().prop_map(|worker| Op::Leaving { worker }),
         1 => worker().prop_map(|worker| Op::WorkerLeft { worker }),
@@ -425,6 +431,7 @@ fn time_op() -> impl Strategy<Value = Op> {
 fn apply(world: &mut World, op: Op) {
     match op {
         Op::Join { worker, changed } => world.join(worker, devices(worker, changed)),
+        Op::JoinFalsely { worker, nth } => world.join_falsely(worker, devices(worker, false), nth),
         Op::Beat { worker } => world.beat(worker),
         Op::Leaving { worker } => world.leaving(worker),
         Op::WorkerLeft { worker } => world.worker_left(worker),

@@ -50,7 +50,7 @@ pub(super) struct World {
     /// The shares that leases were granted of devices, not those that have all of one.
     pub(super) shares: BTreeMap<(LeaseId, DeviceRef), DeviceShare>,
     /// The latest grant of each device.
-    latest: BTreeMap<DeviceRef, GrantNumber>,
+    pub(super) latest: BTreeMap<DeviceRef, GrantNumber>,
     /// The first and the latest of the reports by which a client has said without a pause that it
     /// cannot reach the worker of a lease.
     pub(super) reports: BTreeMap<(usize, LeaseId), (u64, u64)>,
