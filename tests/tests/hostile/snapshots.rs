@@ -277,7 +277,7 @@ fn marks_where_nothing_is_kept_have_a_reply() {
         session.mark(1, 0);
         let marked = session.marked().await.unwrap();
         assert!(
-            marked.error.contains("does not support"),
+            marked.error.contains("the worker keeps no snapshots"),
             "{}",
             marked.error
         );

@@ -292,6 +292,8 @@ impl LeaseTable {
             Phase::Running => {
                 let reason = how.to_owned();
                 state.phase = Phase::Dead { reason };
+                // Before the deaths are recorded: a device is tested as soon as nothing uses it.
+                self.free(User::Lease(lease), &devices);
                 for device in &devices {
                     actions.extend(self.record_death(now, *device, how));
                 }
