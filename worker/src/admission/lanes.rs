@@ -66,17 +66,12 @@ impl LaneState {
         }
     }
 
-    /// Invalidates all grants before `grant`, which is one of this lane if `is_own`. Returns the lease that had one.
-    fn end_before(&mut self, grant: GrantNumber, is_own: bool) -> Option<LeaseId> {
+    /// Invalidates all grants before `grant`. Returns the lease that had one.
+    fn end_before(&mut self, grant: GrantNumber) -> Option<LeaseId> {
         if grant <= self.latest {
             return None;
         }
-        // A grant of another lane has not ended: a scheduler that learns of its number as one that has would refuse it.
-        let ended = match is_own {
-            true => grant,
-            false => grant.previous(),
-        };
-        std::mem::replace(self, Self::ended(ended))
+        std::mem::replace(self, Self::ended(grant))
             .grant_state
             .lease()
     }
@@ -135,7 +130,7 @@ impl DeviceLanes {
         // share of another lane is known.
         let ends = |of: u32| lane == WHOLE_LANE || of == lane || of == WHOLE_LANE;
         let ended = self.lanes.iter_mut().filter(|(of, _)| ends(**of));
-        let ended = ended.filter_map(|(of, state)| state.end_before(grant, *of == lane));
+        let ended = ended.filter_map(|(_, state)| state.end_before(grant));
         let ended: Vec<_> = ended.collect();
         if lane == WHOLE_LANE {
             self.latest_whole = self.latest_whole.max(grant);

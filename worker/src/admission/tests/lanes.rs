@@ -53,16 +53,6 @@ fn an_outdated_grant_of_the_whole_device_ends_earlier_shares() {
     assert_eq!(admission.check(second), Ok(()));
 }
 
-/// Otherwise a scheduler that restarts would end the leases that have these grants.
-#[test]
-fn grants_in_use_are_not_reported_as_ended_by_other_lanes() {
-    let mut admission = admission(1);
-    admission.granted(share_claim(20, 0, 1, 2));
-    assert_eq!(admission.ended_grants(), [ended(0, 0, 1), ended(0, 1, 1)]);
-    admission.granted(claim(30, 0, 6));
-    assert_eq!(admission.ended_grants(), [ended(0, 0, 5), ended(0, 1, 5)]);
-}
-
 #[test]
 fn ends_are_of_one_lane() {
     let mut admission = admission(1);
