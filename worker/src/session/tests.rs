@@ -390,7 +390,7 @@ fn upload_without_a_source_ends_the_session_with_its_position() {
         (Content::Held(0), "place 0 has no upload"),
         (
             Content::Payload { keep: Some(1) },
-            "the kept uploads take more than 1024 bytes",
+            "the kept uploads take 1025 bytes, more than 1024 bytes",
         ),
     ] {
         let mut harness = SessionHarness::new();

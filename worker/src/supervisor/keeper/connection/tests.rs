@@ -23,8 +23,8 @@ fn part(data: &'static [u8]) -> Body {
     Body::SnapshotPart(SnapshotPart { data })
 }
 
-#[test]
-fn worker_without_memory_for_a_snapshot_refuses_it_and_keeps_the_next_one() {
+#[tokio::test]
+async fn worker_without_memory_for_a_snapshot_refuses_it_and_keeps_the_next_one() {
     let ((keeper, _), (source, _)) = (worker(2, None), worker(1, None));
     allow(&keeper, &source, 1);
     let certificate = Some(source.settings.identity.fingerprint());
