@@ -208,7 +208,7 @@ fn unfinished_ops_of_a_lease_do_not_delay_the_next() {
             "{first_value:?} after the grant"
         );
     });
-    let done = most - before;
+    let done = most.max(device(&pool, 0).ops_executed) - before;
     assert!(done < QUEUED, "{done} ops were carried out");
 }
 

@@ -367,7 +367,7 @@ mod tests {
         let beyond = Entry::Upload(Content::Held(1));
         assert!(error(&[beyond]).contains("place 1 has no upload"));
         let more: Vec<_> = (0..3).map(|slot| inline(b"abcd", Some(slot))).collect();
-        assert!(error(&more).contains("more than 136 bytes"));
+        assert!(error(&more).contains("the kept uploads take 204 bytes, more than 136 bytes"));
         let left = uploads(&more).finish().unwrap_err();
         assert!(
             left.to_string()
