@@ -1,8 +1,8 @@
 //! Since when a lease has been idle: it has nothing to do.
 //!
 //! A lease's process counts the steps of its sessions without a clock, and reports the count when it has
-//! changed. A report does not say when the work was done. So a lease counts as busy until the last report
-//! that has another count than the one before, or says that a session is busy, or follows such a report. Pure state: time is an argument.
+//! changed. A report does not have the time of the work. So a lease counts as busy until the last report whose
+//! count differs from the one before, in which a session is busy, or that follows a report in which one was. Pure state: time is an argument.
 
 use std::time::{Duration, Instant};
 

@@ -402,8 +402,8 @@ impl Driver {
         let lease = part.lease;
         debug!(%lease, "worker {} is to keep the snapshots that worker {} takes", keeper.endpoint.name, source.endpoint.name);
         let (to_source, to_keeper) = (source.worker, keeper.worker);
-        // The keeper first: it must know the source before that connects. If the keeper is cut off, the source is not
-        // told, and the engine issues the command again when the keeper is back.
+        // The keeper first: it must know the source before that connects. If the keeper is cut off, the source gets no
+        // command, and the engine assigns the keeper again when that is back.
         let tenant = self.engine.tenant_of(lease).map(ToString::to_string);
         let tenant = tenant.unwrap_or_default();
         let handover = !self.engine.is_running(lease);

@@ -378,7 +378,7 @@ mod filter {
             SeccompRule::new(conditions.collect::<Result<_, _>>()?)
         };
         let socket = libc::SOL_SOCKET as u64;
-        // With this one, whoever closes the socket last would wait. The worker must not.
+        // With this option, the last process to close a socket waits, and that may be the worker.
         let linger = libc::SO_LINGER;
         let mut of_socket = vec![equals(1, socket)?];
         for option in shared_ports.into_iter().chain([linger]) {
