@@ -96,7 +96,7 @@ impl Deferred {
                 dependents: Vec::new(),
             },
         );
-        self.wait(number, task, after, is_pending);
+        self.wait(number, task, &used, after, is_pending);
         for id in &made {
             self.makers.insert(*id, number);
         }
@@ -123,18 +123,21 @@ impl Deferred {
         after: Option<TensorId>,
         is_pending: impl Fn(TensorId) -> bool,
     ) {
-        self.wait(number, task, after, is_pending);
+        let used = used_once(&task);
+        self.wait(number, task, &used, after, is_pending);
     }
 
+    /// Lets a task wait for what it needs. `used` has the tensors that it [uses](used_once).
     fn wait(
         &mut self,
         number: u64,
         task: Task,
+        used: &[(TensorId, bool)],
         after: Option<TensorId>,
         is_pending: impl Fn(TensorId) -> bool,
     ) {
         let (mut dependents, mut values) = (Vec::new(), Vec::new());
-        for (id, is_consumed) in used_once(&task) {
+        for &(id, is_consumed) in used {
             match self.makers.get(&id) {
                 Some(maker) => dependents.push(*maker),
                 None if is_pending(id) => values.push(id),
