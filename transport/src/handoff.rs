@@ -418,24 +418,24 @@ impl Receiver {
         let read = stream.try_io(Interest::READABLE, read);
         let size = read.as_ref().map_or(0, |(size, _)| *size);
         buffer.truncate(start + size);
-        let is_refused = |fd: &OwnedFd| fcntl_get_seals(fd).is_err();
-        if *accepts == Descriptors::MemoryFiles && new.iter().any(is_refused) {
-            drop_elsewhere(new);
-            return Err(HandoffError::Violation(
-                "it sent a file descriptor that is no file in memory",
-            ));
-        }
         let (size, flags) = read?;
         // The kernel drops descriptors if this process may open no more files. A peer can bring that about, so
         // it ends nothing.
         let is_lost = flags.contains(ReturnFlags::CTRUNC);
-        if new.len() + usize::from(is_lost) > 1 {
-            if *accepts == Descriptors::MemoryFiles {
+        let memory_only = *accepts == Descriptors::MemoryFiles;
+        let is_no_memory = |fd: &OwnedFd| fcntl_get_seals(fd).is_err();
+        let broken = if memory_only && new.iter().any(is_no_memory) {
+            Some("it sent a file descriptor that is no file in memory")
+        } else if new.len() + usize::from(is_lost) > 1 {
+            Some("it sent several file descriptors with a frame")
+        } else {
+            None
+        };
+        if let Some(rule) = broken {
+            if memory_only {
                 drop_elsewhere(new);
             }
-            return Err(HandoffError::Violation(
-                "it sent several file descriptors with a frame",
-            ));
+            return Err(HandoffError::Violation(rule));
         }
         fds.extend(new.into_iter().map(Some));
         fds.extend(is_lost.then_some(None));
