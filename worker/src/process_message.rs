@@ -128,6 +128,15 @@ impl SnapshotInfo {
             base_id: base.unwrap_or_default(),
         }
     }
+
+    /// Returns the worker's reply to the snapshot: why it is not kept, or an empty text.
+    pub(crate) fn reply(&self, error: String) -> SnapshotKept {
+        SnapshotKept {
+            session_id: self.session_id,
+            mark: self.mark,
+            error,
+        }
+    }
 }
 
 /// The worker's reply to a snapshot.

@@ -422,11 +422,7 @@ async fn send_snapshot(
     };
     match sending.await {
         Ok(()) => Ok(None),
-        Err(ProcessError::Send(e @ SendError::Refused(_))) => Ok(Some(SnapshotKept {
-            session_id: info.session_id,
-            mark: info.mark,
-            error: e.to_string(),
-        })),
+        Err(ProcessError::Send(e @ SendError::Refused(_))) => Ok(Some(info.reply(e.to_string()))),
         Err(e) => Err(e),
     }
 }

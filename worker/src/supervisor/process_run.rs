@@ -12,6 +12,7 @@ use tensord_proto::{
     ids::{LeaseId, SessionId},
     text::{MESSAGE_CHARS, sanitize},
 };
+use tensord_transport::handoff::Passed;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
@@ -96,60 +97,23 @@ impl ProcessRun<'_> {
             tokio::select! {
                 Some(task) = queues.tasks.recv() => self.send(process, task).await?,
                 Some(connection) = queues.connections.recv() => {
-                    let (socket, first) = connection.parts();
-                    let first_datagram = first.map(|first| first.to_vec());
-                    let task = Task::Connection(PassedConnection { first_datagram });
-                    match process.send(task, Some(socket)).await {
-                        // The client dials again.
-                        Err(e @ SendError::Refused(_)) => {
-                            warn!(lease = %self.lease, "dropped a connection to the process of the lease: {e}");
-                        }
-                        sent => sent?,
-                    }
+                    self.pass_on(process, &connection).await?;
                 }
                 done = uploads_sent.kept() => confirm_uploads(process, done?).await?,
                 kept = self.copies.kept() => {
                     self.send(process, Task::SnapshotKept(kept).into()).await?;
                 }
-                event = process.recv_with() => match event {
-                    Some((Event::Uploads(uploads), Some(file))) => {
-                        if uploads.sizes_bytes.len() > MAX_HELD || !uploads.hashes.is_empty() {
-                            return Err(SegmentError::Violation.to_string());
-                        }
-                        self.segments_sent = self.segments_sent.saturating_add(1);
-                        let number = uploads.number;
-                        let is_queued = self.segments_sent <= MAX_SEGMENTS_SENT
-                            && uploads_sent.push(uploads, file);
-                        if !is_queued {
-                            confirm_uploads(process, number).await?;
+                received = process.recv_with() => match received {
+                    Some((event, Some(file))) => {
+                        let (uploads, latest) = (&mut uploads_sent, &queues.report);
+                        self.on_event_with(supervisor, process, uploads, latest, event, file)
+                            .await?;
+                    }
+                    Some((event, None)) => {
+                        if let Some(event) = self.without_file(process, event).await? {
+                            self.on_event(supervisor, &queues.report, event)?;
                         }
                     }
-                    // The snapshot follows.
-                    Some((Event::SnapshotBase(info), Some(file)))
-                        if self.snapshot_bounds.is_some() =>
-                    {
-                        self.new_base = Some((info, file));
-                    }
-                    Some((Event::Snapshot(info), Some(file))) => {
-                        if let Some(kept) = self.keep_snapshot(supervisor, info, file)? {
-                            self.send(process, Task::SnapshotKept(kept).into()).await?;
-                        }
-                    }
-                    // This worker may open no more files.
-                    Some((Event::Uploads(uploads), None)) => {
-                        confirm_uploads(process, uploads.number).await?;
-                    }
-                    Some((Event::SnapshotBase(_), None)) => {}
-                    Some((Event::Snapshot(info), None)) => {
-                        let error = "the worker may open no more files".into();
-                        let kept = SnapshotKept {
-                            session_id: info.session_id,
-                            mark: info.mark,
-                            error,
-                        };
-                        self.send(process, Task::SnapshotKept(kept).into()).await?;
-                    }
-                    Some((event, _)) => self.on_event(supervisor, &queues.report, event)?,
                     None => break,
                 },
             }
@@ -165,6 +129,76 @@ impl ProcessRun<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Passes a connection on to the process, unless the system refuses that.
+    async fn pass_on(&self, process: &mut Process, connection: &Passed) -> Result<(), SendError> {
+        let (socket, first) = connection.parts();
+        let first_datagram = first.map(|first| first.to_vec());
+        let task = Task::Connection(PassedConnection { first_datagram });
+        match process.send(task, Some(socket)).await {
+            // The client dials again.
+            Err(e @ SendError::Refused(_)) => {
+                warn!(lease = %self.lease, "dropped a connection to the process of the lease: {e}");
+                Ok(())
+            }
+            sent => sent,
+        }
+    }
+
+    /// Processes an event that came with a file in memory.
+    async fn on_event_with(
+        &mut self,
+        supervisor: &Supervisor,
+        process: &mut Process,
+        uploads_sent: &mut UploadQueue<'_>,
+        latest: &Mutex<Report>,
+        event: Event,
+        file: MemoryFile,
+    ) -> Result<(), String> {
+        match event {
+            Event::Uploads(uploads) => {
+                if uploads.sizes_bytes.len() > MAX_HELD || !uploads.hashes.is_empty() {
+                    return Err(SegmentError::Violation.to_string());
+                }
+                self.segments_sent = self.segments_sent.saturating_add(1);
+                let number = uploads.number;
+                let is_queued =
+                    self.segments_sent <= MAX_SEGMENTS_SENT && uploads_sent.push(uploads, file);
+                if !is_queued {
+                    confirm_uploads(process, number).await?;
+                }
+            }
+            // The snapshot follows.
+            Event::SnapshotBase(info) if self.snapshot_bounds.is_some() => {
+                self.new_base = Some((info, file));
+            }
+            Event::Snapshot(info) => {
+                if let Some(kept) = self.keep_snapshot(supervisor, info, file)? {
+                    self.send(process, Task::SnapshotKept(kept).into()).await?;
+                }
+            }
+            event => self.on_event(supervisor, latest, event)?,
+        }
+        Ok(())
+    }
+
+    /// Replies to an event whose file is lost, as this worker may open no more. Returns any other event.
+    async fn without_file(
+        &mut self,
+        process: &mut Process,
+        event: Event,
+    ) -> Result<Option<Event>, SendError> {
+        match event {
+            Event::Uploads(uploads) => confirm_uploads(process, uploads.number).await?,
+            Event::SnapshotBase(_) => {}
+            Event::Snapshot(info) => {
+                let kept = info.reply("the worker may open no more files".into());
+                self.send(process, Task::SnapshotKept(kept).into()).await?;
+            }
+            event => return Ok(Some(event)),
+        }
+        Ok(None)
     }
 
     /// Keeps a snapshot, if there is room, and has it copied. Returns the reply to the process, unless
@@ -200,11 +234,7 @@ impl ProcessRun<'_> {
                 return Err(format!("it sent a snapshot that breaks a rule: {rule}"));
             }
         };
-        Ok(Some(SnapshotKept {
-            session_id: info.session_id,
-            mark: info.mark,
-            error,
-        }))
+        Ok(Some(info.reply(error)))
     }
 
     async fn send(&mut self, process: &mut Process, queued: QueuedTask) -> Result<(), SendError> {

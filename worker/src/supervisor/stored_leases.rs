@@ -10,7 +10,10 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::{
-    Job, Supervisor, lease_queues::LeaseQueues, snapshot_store::StoredPart, snapshots::order,
+    Job, Supervisor,
+    lease_queues::{LeaseQueues, killed},
+    snapshot_store::StoredPart,
+    snapshots::order,
 };
 use crate::locks::lock;
 
@@ -81,7 +84,7 @@ impl Supervisor {
         let loading = timeout(LOAD_DEADLINE, part.load(bytes));
         let loaded = tokio::select! {
             loaded = loading => loaded,
-            _ = queues.kill.wait_for(Option::is_some) => return Err("it was ended while its snapshots were loaded".into()),
+            _ = killed(&mut queues.kill) => return Err("it was ended while its snapshots were loaded".into()),
         };
         let store = &part.store;
         let loaded = loaded
