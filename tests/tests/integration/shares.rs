@@ -72,6 +72,37 @@ fn leases_with_shares_compute_on_one_device_at_the_same_time() {
 }
 
 #[test]
+fn shares_and_the_whole_device_after_them_outlive_the_scheduler() {
+    let mut cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    let leases = [share_of(&pool, 0.5), share_of(&pool, 0.25)];
+    for lease in &leases {
+        assert_eq!(sum(&lease.devices()[0]), Ok(5.0));
+    }
+    cluster.restart_scheduler_with(&[]);
+    let shared = |pool: &Pool| {
+        let mut workers = pool
+            .status()
+            .map(|status| status.workers)
+            .unwrap_or_default();
+        workers
+            .pop()
+            .and_then(|mut worker| worker.devices.remove(0).shared())
+    };
+    cluster.wait("the shares", || shared(&pool) == Some(0.75));
+    for lease in &leases {
+        assert_eq!(sum(&lease.devices()[0]), Ok(5.0));
+    }
+    drop(leases);
+    let whole = pool.lease(LeaseRequest::devices(1)).unwrap();
+    assert_eq!(sum(&whole.devices()[0]), Ok(5.0));
+    cluster.restart_scheduler_with(&[]);
+    let leases = |pool: &Pool| pool.status().map_or(0, |status| status.leases);
+    cluster.wait("the lease", || leases(&pool) == 1);
+    assert_eq!(sum(&whole.devices()[0]), Ok(5.0));
+}
+
+#[test]
 fn a_share_has_its_memory_and_no_more() {
     let cluster = Cluster::start(&["flex"]);
     let pool = cluster.pool();

@@ -54,15 +54,21 @@ impl GrantState {
 /// The latest grant that a lane may have, and its state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneState {
+    /// The latest grant that ended those of the lane before it. It may be one of another lane.
     pub(super) latest: GrantNumber,
     pub(super) grant_state: GrantState,
+    /// The latest grant of this lane that was seen, or [`GrantNumber::ZERO`].
+    own: GrantNumber,
 }
 
 impl LaneState {
-    fn ended(latest: GrantNumber) -> Self {
+    /// Returns the state of a lane of which no grant was seen, and whose grants up to `latest` have
+    /// ended.
+    fn unseen(latest: GrantNumber) -> Self {
         Self {
             latest,
             grant_state: GrantState::Ended,
+            own: GrantNumber::ZERO,
         }
     }
 
@@ -71,16 +77,19 @@ impl LaneState {
         if grant <= self.latest {
             return None;
         }
-        std::mem::replace(self, Self::ended(grant))
-            .grant_state
-            .lease()
+        self.latest = grant;
+        std::mem::replace(&mut self.grant_state, GrantState::Ended).lease()
     }
 
     /// Returns the number up to which all grants of the lane have ended.
+    ///
+    /// The grants that other lanes' grants have ended are not counted: a scheduler that restarts
+    /// takes the numbers of a lane for those of its own grants, so it would refuse the grant that
+    /// ended the others, which may be in use.
     pub(super) fn ended_up_to(&self) -> GrantNumber {
         match self.grant_state {
-            GrantState::Ended => self.latest,
-            GrantState::InUse(..) => self.latest.previous(),
+            GrantState::Ended => self.own,
+            GrantState::InUse(..) => self.own.previous(),
         }
     }
 }
@@ -107,7 +116,7 @@ impl DeviceLanes {
 
     /// Returns the state of a lane, or `None` if leases cannot have it here.
     pub(super) fn lane(&self, lane: u32) -> Option<LaneState> {
-        let unseen = LaneState::ended(self.latest_whole);
+        let unseen = LaneState::unseen(self.latest_whole);
         let state = self.lanes.get(&lane).copied().unwrap_or(unseen);
         self.here.has(lane).then_some(state)
     }
@@ -135,9 +144,9 @@ impl DeviceLanes {
         if lane == WHOLE_LANE {
             self.latest_whole = self.latest_whole.max(grant);
         }
-        if grant > known.latest
-            && let Some(state) = self.lanes.get_mut(&lane)
-        {
+        let state = self.see(lane);
+        state.own = state.own.max(grant);
+        if grant > known.latest {
             state.grant_state = GrantState::InUse(lease, share);
         }
         ended
@@ -145,14 +154,20 @@ impl DeviceLanes {
 
     /// Records that all grants of a lane up to this one have ended.
     pub(super) fn end(&mut self, lane: u32, grant: GrantNumber) {
-        if self.lane(lane).is_some_and(|state| grant >= state.latest) {
-            self.lanes.insert(lane, LaneState::ended(grant));
+        if !self.here.has(lane) {
+            return;
+        }
+        let state = self.see(lane);
+        state.own = state.own.max(grant);
+        if grant >= state.latest {
+            state.latest = grant;
+            state.grant_state = GrantState::Ended;
         }
     }
 
-    fn see(&mut self, lane: u32) {
-        let unseen = LaneState::ended(self.latest_whole);
-        self.lanes.entry(lane).or_insert(unseen);
+    fn see(&mut self, lane: u32) -> &mut LaneState {
+        let unseen = LaneState::unseen(self.latest_whole);
+        self.lanes.entry(lane).or_insert(unseen)
     }
 
     /// Returns the leases that may use the device, with their shares and the numbers of their

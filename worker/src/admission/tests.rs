@@ -300,6 +300,8 @@ struct Model {
     ended: BTreeSet<(Place, GrantNumber)>,
     seen: BTreeSet<(Place, GrantNumber)>,
     users: BTreeMap<Place, LeaseId>,
+    /// The latest grant of each place of which the worker was notified, or whose token opened a session.
+    latest: BTreeMap<Place, GrantNumber>,
 }
 
 /// Returns whether a grant of one place ends earlier ones of another.
@@ -321,9 +323,27 @@ impl Model {
         !self.seen.iter().any(is_later) && !self.ended.iter().any(is_end)
     }
 
+    fn record(&mut self, of: Place, grant: GrantNumber) {
+        let latest = self.latest.entry(of).or_default();
+        *latest = grant.max(*latest);
+    }
+
+    /// Returns the number up to which the grants of each place have ended.
+    fn reports(&self) -> Vec<(u32, u32, GrantNumber)> {
+        let latest = self.latest.iter();
+        let ended = latest.map(|(of, grant)| match self.users.contains_key(of) {
+            true => (of.0, of.1, grant.previous()),
+            false => (of.0, of.1, *grant),
+        });
+        ended
+            .filter(|(.., grant)| *grant != GrantNumber::ZERO)
+            .collect()
+    }
+
     /// Records that a grant that may be used is known. Returns the other leases that lose the device.
     fn grant(&mut self, token: Claim) -> Vec<LeaseId> {
         let own = place(&token);
+        self.record(own, token.grant);
         let is_known = self.users.get(&own) == Some(&token.lease);
         if is_known || !self.may_open(token) {
             return Vec::new();
@@ -364,6 +384,7 @@ proptest! {
                         let message = ended(device, lane, token.grant.count);
                         admission.end(&message);
                         model.ended.insert((of, token.grant));
+                        model.record(of, token.grant);
                         model.users.remove(&of);
                     }
                 }
@@ -383,6 +404,7 @@ proptest! {
             }
             let held = admission.active_claims().map(|held| (place(&held), held.lease));
             prop_assert_eq!(held.collect::<BTreeMap<_, _>>(), model.users.clone());
+            prop_assert_eq!(admission.ended().collect::<Vec<_>>(), model.reports());
             // Leases that have a device together have lanes of their own.
             for one in admission.active_claims() {
                 let mut others = admission.active_claims().filter(|other| *other != one);

@@ -53,6 +53,22 @@ fn an_outdated_grant_of_the_whole_device_ends_earlier_shares() {
     assert_eq!(admission.check(second), Ok(()));
 }
 
+/// A scheduler that restarts learns from these reports which grants it must refuse.
+#[test]
+fn lanes_report_the_ends_of_their_own_grants_only() {
+    let mut admission = admission(1);
+    admission.granted(share_claim(20, 0, 1, 2));
+    admission.granted(share_claim(30, 0, 2, 4));
+    assert_eq!(admission.ended_grants(), [ended(0, 1, 1), ended(0, 2, 3)]);
+    admission.granted(claim(40, 0, 6));
+    let shares = [ended(0, 1, 2), ended(0, 2, 4)];
+    assert_eq!(admission.ended_grants()[0], ended(0, 0, 5));
+    assert_eq!(admission.ended_grants()[1..], shares);
+    admission.granted(share_claim(50, 0, 2, 8));
+    let reported = [ended(0, 0, 6), ended(0, 1, 2), ended(0, 2, 7)];
+    assert_eq!(admission.ended_grants(), reported);
+}
+
 #[test]
 fn ends_are_of_one_lane() {
     let mut admission = admission(1);
