@@ -5,7 +5,7 @@
 //! products ([`Step`]), of some ms each, with a read at its end; it takes more than 50 ms on a device
 //! of its own. A program that is busy always has ten steps queued. Each sample has a pool of its own, as
 //! the lease of a killed program ends only after a while. All shares are of the device's time, of which
-//! the pool's tenants know nothing. There are three figures:
+//! the pool's tenants know nothing. The figures:
 //!
 //! - `share_error`: two busy programs have shares of 0.25 and 0.75. From the second after both have
 //!   begun, the time that the device has worked for each is read from the pool's account
@@ -24,9 +24,12 @@
 //!   alone / 0.5), with the same T: where the programs run on the worker's cores, steps alone vary by more than the
 //!   target allows. `local_p99_ratio` shows how much of that is the machine's: the 99th percentile divided by the
 //!   median, of the same steps on Flex in a process without a pool.
+//! - `turns`: the time of a small step with a share whose neighbour has no work, and with the whole device.
+//!   The difference is the cost of a turn that nobody else wants ([`turns`]).
 
 mod program;
 mod shares;
+mod turns;
 mod victim;
 
 use std::time::Duration;
@@ -40,6 +43,7 @@ pub(super) use self::program::SharingTurn;
 use self::{
     program::{Program, Step},
     shares::measure_shares,
+    turns::measure_turns,
     victim::measure_victims,
 };
 use crate::{
@@ -70,6 +74,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     let sharing = measure_shares(context, step)?;
     let conserving = measure_conserving(context, step)?;
     let victims = measure_victims(context, step)?;
+    let turns = measure_turns(context)?;
     let conserved = conserving.ratio("idle_per_s", "whole_per_s");
     let conserved = conserved.context("the device has taken no steps")?;
 
@@ -91,6 +96,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
             format_quartiles(summary),
         ]);
     }
+    add_results(&mut steps, &[], &turns);
     let figures = [
         format!("largest error of a share: {}", round(sharing.error)),
         format!("speed while the other lease is idle: {}", round(conserved)),
@@ -114,6 +120,7 @@ pub(super) fn run(context: &Context) -> Result<Report> {
     json.insert("shares".into(), sharing.to_json());
     json.insert("conserving".into(), conserving.to_json().into());
     json.insert("victim".into(), victims.to_json());
+    json.insert("turns".into(), turns.to_json().into());
     Ok(Report {
         json: json.into(),
         table: format!("{shares}\n\n{steps}\n\n{}", figures.join("\n")),

@@ -57,6 +57,8 @@ pub(super) enum Program {
     Throughput(Duration),
     /// Takes this number of steps, one after the other, and returns the time of each in ms.
     Steps(usize),
+    /// The same, with a pause of this time before each step, which does not count.
+    PausedSteps(usize, Duration),
 }
 
 /// Runs a program.
@@ -88,14 +90,21 @@ pub(super) fn run(context: &Context, turn: &SharingTurn) -> Result<Value> {
             }
         }
         Program::Throughput(duration) => Ok(throughput(&mut steps, duration)?.into()),
-        Program::Steps(count) => {
-            for _ in 0..WARMUP_STEPS {
-                steps.take()?;
-            }
-            let times = (0..count).map(|_| steps.take());
-            Ok(times.collect::<Result<Vec<_>>>()?.into())
-        }
+        Program::Steps(count) => Ok(times(&mut steps, count, Duration::ZERO)?.into()),
+        Program::PausedSteps(count, pause) => Ok(times(&mut steps, count, pause)?.into()),
     }
+}
+
+/// Returns the times in ms of `count` steps, with a pause before each.
+fn times(steps: &mut Steps, count: usize, pause: Duration) -> Result<Vec<f64>> {
+    for _ in 0..WARMUP_STEPS {
+        steps.take()?;
+    }
+    let paused = (0..count).map(|_| {
+        sleep(pause);
+        steps.take()
+    });
+    paused.collect()
 }
 
 fn lease(url: &str, share: Option<f64>) -> Result<(Pool, Lease)> {
