@@ -16,6 +16,8 @@ use tempfile::TempDir;
 use tensord_client::{Pool, testing::Options};
 use tensord_transport::{PoolUrl, tls::Trust};
 
+use crate::host;
+
 /// How long a process may take to start. Debug builds on busy machines are slow.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -408,10 +410,14 @@ impl Cluster {
         let shared = std::env::var_os("TENSORD_KERNELS").map(PathBuf::from);
         let state = shared.unwrap_or_else(|| self.path("worker-state"));
         let state = state.to_str().expect("temporary paths are text");
+        let compile_seconds = host::COMPILE_DEADLINE.as_secs().to_string();
         let mut env = vec![
             ("TENSORD_URL", self.worker_url.as_str()),
             ("TENSORD_STATE", state),
         ];
+        if !devices.starts_with("flex") {
+            env.push(("TENSORD_OP_TIMEOUT", &compile_seconds));
+        }
         env.extend(variables);
         let binary = self.worker_binary.clone();
         self.workers

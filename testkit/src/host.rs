@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::LazyLock,
+    time::Duration,
 };
 
 use crate::cluster::{self, Cluster};
@@ -38,6 +39,10 @@ static DEVICES: LazyLock<Value> = LazyLock::new(|| {
     assert!(output.status.success(), "tensord devices: {errors}");
     serde_json::from_slice(&output.stdout).expect("JSON")
 });
+
+/// How long an op may take on a device other than the CPU. The first op of a kind compiles its
+/// kernels and tries them, which takes Mesa's driver for the CPU minutes.
+pub const COMPILE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Kinds of devices other than the CPU.
 pub const KINDS: [&str; 5] = ["cuda", "rocm", "metal", "vulkan", "webgpu"];

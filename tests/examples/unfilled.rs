@@ -4,6 +4,7 @@
 use std::{error::Error, sync::Arc};
 
 use burn_ir::{BackendIr, CustomOpIr};
+use tensord_testkit::host;
 use tensord_transport::Identity;
 use tensord_worker::{
     CustomOps, OpResult, PortableOp, Worker, WorkerOptions, custom::Tensors, parse_devices,
@@ -38,6 +39,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // Those of leases of the tenant `default` of other workers.
         dir.join("kernels").join("default")
     });
+    options.op_timeout = host::COMPILE_DEADLINE;
     options.custom_ops = CustomOps::new().portable("unfilled", Unfilled);
     let worker = Worker::start(options).await?;
     worker.joined().await?;

@@ -51,6 +51,8 @@ pub struct RawSession {
     next_beat: Instant,
     /// The worker's reply to the opening.
     pub opened: Opened,
+    /// How long [`next`](Self::next) waits for the worker's next body.
+    pub answer_deadline: Duration,
 }
 
 impl RawSession {
@@ -100,6 +102,7 @@ impl RawSession {
             tensors: 0,
             next_beat: Instant::now() + BEAT,
             opened,
+            answer_deadline: ANSWER_DEADLINE,
         })
     }
 
@@ -141,9 +144,9 @@ impl RawSession {
     ///
     /// # Panics
     ///
-    /// If none arrives for [`ANSWER_DEADLINE`].
+    /// If none arrives within [`answer_deadline`](Self::answer_deadline).
     pub async fn next(&mut self) -> Result<Body, SessionError> {
-        let until = Instant::now() + ANSWER_DEADLINE;
+        let until = Instant::now() + self.answer_deadline;
         let next = self.next_until(until).await?;
         Ok(next.expect("the worker answers"))
     }

@@ -18,7 +18,7 @@ use tensord_proto::codec::{DeviceProfile, OpName, tensor_bytes};
 use tensord_testkit::{
     cluster::{Cluster, Process},
     host,
-    raw::{self, ClientStream, RawSession},
+    raw::{self, ClientStream, RawSession, Target},
 };
 use tensord_worker::testing::sample_ops;
 
@@ -147,6 +147,13 @@ async fn run(session: &mut RawSession, mut op: OperationIr, pattern: u8) -> OpRe
     (name, Ok(made))
 }
 
+/// Opens a session whose first ops may have to wait for their kernels.
+async fn open(target: &Target) -> RawSession {
+    let mut session = RawSession::open(target).await.unwrap();
+    session.answer_deadline = host::COMPILE_DEADLINE;
+    session
+}
+
 /// Starts a pool of one worker that has the op `unfilled`.
 fn cluster(kind: &str) -> Cluster {
     let mut cluster = host::cluster(&[]);
@@ -178,7 +185,7 @@ fn outputs_reveal_no_previous_memory() {
         raw::block(async {
             let mut attached = ClientStream::to(cluster.client_url()).await.unwrap();
             let target = attached.lease(1).await.unwrap().remove(0);
-            let mut session = RawSession::open(&target).await.unwrap();
+            let mut session = open(&target).await;
             for pattern in PATTERNS {
                 let shown = unfilled(&mut session, pattern).await;
                 assert!(
@@ -190,7 +197,7 @@ fn outputs_reveal_no_previous_memory() {
             let mut runs = Vec::new();
             for pattern in PATTERNS {
                 // Every new session draws the same random numbers.
-                let mut session = RawSession::open(&target).await.unwrap();
+                let mut session = open(&target).await;
                 let mut made = Vec::new();
                 for op in sample_ops().into_iter().filter(computes) {
                     made.push(run(&mut session, op, pattern).await);
