@@ -18,7 +18,13 @@ use tensord_testkit::{
 fn devices_of_two_kinds_train_together() {
     let _alone = training_lock();
     for kind in host::kinds() {
-        let cluster = host::cluster(&["flex", kind]);
+        let mut cluster = host::cluster(&[]);
+        // A rank waits for the other one while that compiles its kernels.
+        let seconds = host::COMPILE_DEADLINE.as_secs().to_string();
+        for devices in ["flex", kind] {
+            cluster.add_worker_with(devices, &["--collective-timeout", &seconds]);
+        }
+        cluster.wait_for_workers(2);
         let lease = cluster.pool().lease(LeaseRequest::devices(2)).unwrap();
         let devices = lease.devices();
 
