@@ -9,10 +9,7 @@
 //! tests that use this module have a process to themselves, and only one of them trains at
 //! a time.
 
-use std::{
-    sync::{Barrier, Mutex, MutexGuard, PoisonError, mpsc},
-    time::Duration,
-};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
@@ -25,7 +22,7 @@ use burn::{
 };
 use tensord_client::data;
 
-use crate::{digits, models::Classifier};
+use crate::{digits, host::COMPILE_DEADLINE, models::Classifier};
 
 /// Batch size of a step, over all devices.
 pub const BATCH: usize = 64;
@@ -46,11 +43,12 @@ pub fn training_lock() -> MutexGuard<'static, ()> {
 ///
 /// # Panics
 ///
-/// If `training` panics or takes more than 120 s.
+/// If `training` panics or takes longer than [`COMPILE_DEADLINE`]: its devices may have to compile
+/// kernels.
 pub fn with_deadline<T: Send + 'static>(training: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(training()));
-    let result = result.recv_timeout(Duration::from_secs(120));
+    let result = result.recv_timeout(COMPILE_DEADLINE);
     result.expect("a training that ends, and without a panic")
 }
 
@@ -148,7 +146,7 @@ fn replica<M: Classifier>(
 ///
 /// # Panics
 ///
-/// If a rank panics or the training takes more than 120 s.
+/// If a rank panics or the training takes longer than [`with_deadline`] allows.
 pub fn replicas<M: Classifier + 'static>(
     model: &M,
     devices: &[Device],
@@ -162,7 +160,7 @@ pub fn replicas<M: Classifier + 'static>(
 ///
 /// # Panics
 ///
-/// If a rank panics or the training takes more than 120 s.
+/// If a rank panics or the training takes longer than [`with_deadline`] allows.
 pub fn replicas_while<M: Classifier + 'static>(
     model: &M,
     devices: &[Device],
