@@ -74,12 +74,12 @@ fn lease_cannot_take_the_memory_for_snapshots_of_another() {
         let mut sessions = Vec::new();
         let mut refused = Vec::new();
         for _ in 0..5 {
-            let (_, mut session) = open(&lease.target).await;
+            let (opening, mut session) = open(&lease.target).await;
             large(&mut session);
             session.mark(1, 0);
             let marked = session.marked().await.unwrap();
             refused.extend(Some(marked.error).filter(|error| !error.is_empty()));
-            sessions.push(session);
+            sessions.push((opening, session));
         }
         assert_eq!(refused.len(), 3, "two fit: {refused:?}");
         assert!(
@@ -94,12 +94,16 @@ fn lease_cannot_take_the_memory_for_snapshots_of_another() {
         let kept = cluster.workers[0].snapshots_bytes();
         assert_eq!(kept.len(), 3, "{kept:?}");
         // The end of a session makes room for another one.
-        let mut ended = sessions.remove(0);
+        let (opening, mut ended) = sessions.remove(0);
+        // A connection ends if a session sends nothing while others work.
+        ended.resume(&lease.target, opening).await.unwrap();
         ended.push(Body::Close(Close {}));
         ended.end().await;
         cluster.wait("the end of a snapshot", || {
             cluster.workers[0].snapshots_bytes().len() == 2
         });
-        kept_mark(&mut sessions[3], 2, 0).await;
+        let (opening, mut last) = sessions.remove(3);
+        last.resume(&lease.target, opening).await.unwrap();
+        kept_mark(&mut last, 2, 0).await;
     });
 }
