@@ -20,6 +20,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after a spare process could not be started.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
+/// How long a worker that stops waits for the processes of leases to exit, which are killed by then. A
+/// process that exits later leaves its control group behind.
+const EXIT_DEADLINE: Duration = Duration::from_secs(2);
+
 /// The spare processes of a worker.
 pub(super) struct Spares {
     spawner: Spawner,
@@ -72,15 +76,20 @@ impl Spares {
         spares.ready.len() < spares.count
     }
 
-    /// Ends the spares, and starts no more of them. Waits until they and all other processes have
-    /// exited that were killed.
+    /// Ends the spares, and starts no more of them. Waits until they and the processes of leases, which
+    /// others end, have exited; for [`EXIT_DEADLINE`] at most.
     pub(super) async fn close(&self) {
         {
             let mut spares = lock(&self.spares);
             spares.count = 0;
             spares.ready.clear();
         }
-        self.spawner.wait_for_exits().await;
+        if timeout(EXIT_DEADLINE, self.spawner.wait_for_exits())
+            .await
+            .is_err()
+        {
+            warn!("processes of leases have not exited within {EXIT_DEADLINE:?}");
+        }
     }
 
     /// Keeps the number of spares up.

@@ -114,7 +114,7 @@ impl Spawner {
         Ok((child, channel))
     }
 
-    /// Waits until all processes have exited that were to be reaped.
+    /// Waits until all processes have exited, also those that are still in use.
     pub(in crate::supervisor) async fn wait_for_exits(&self) {
         let (reply, replied) = oneshot::channel();
         let _ = self.0.send(Request::AwaitExits(reply));
@@ -176,6 +176,8 @@ fn serve(
 ) {
     let mut exiting: Vec<(Child, Option<LeaseCgroup>)> = Vec::new();
     let mut waiting = Vec::new();
+    // The processes that have not been reaped, also those that are in use.
+    let mut alive = 0;
     loop {
         let request = match exiting.is_empty() {
             true => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -183,7 +185,9 @@ fn serve(
         };
         match request {
             Ok(Request::Spawn(reply)) => {
-                if let Err(Ok(spawned)) = reply.send(spawn(program, cgroups)) {
+                let spawned = spawn(program, cgroups);
+                alive += usize::from(spawned.is_ok());
+                if let Err(Ok(spawned)) = reply.send(spawned) {
                     // Nobody waits for the process any more.
                     let Spawned {
                         mut child, cgroup, ..
@@ -197,8 +201,10 @@ fn serve(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        let before = exiting.len();
         exiting.retain_mut(|(child, _)| matches!(child.try_wait(), Ok(None)));
-        if exiting.is_empty() {
+        alive -= before - exiting.len();
+        if alive == 0 {
             for reply in waiting.drain(..) {
                 // An error means that nobody waits any more.
                 let _ = reply.send(());
