@@ -21,15 +21,21 @@ import sys
 
 
 def tracked():
-    """Returns the hash and the time, in ns, of each file of the checkout."""
+    """Returns the hash and the time, in ns, of each file and folder of the checkout."""
     files = subprocess.run(
         ["git", "ls-files", "-z"], capture_output=True, check=True, text=True
     ).stdout.split("\0")
-    return {
-        file: [hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest(), os.stat(file).st_mtime_ns]
-        for file in files
-        if os.path.isfile(file)
-    }
+    found = {}
+    folders = {}
+    for file in filter(os.path.isfile, files):
+        content = hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()
+        found[file] = [content, os.stat(file).st_mtime_ns]
+        # Build scripts name folders, too.
+        for folder in pathlib.Path(file).parents:
+            folders.setdefault(str(folder), hashlib.sha256()).update(f"{file} {content}\n".encode())
+    for folder, contents in folders.items():
+        found[folder] = [contents.hexdigest(), os.stat(folder).st_mtime_ns]
+    return found
 
 
 def last_build_ns(folder):
@@ -50,7 +56,7 @@ def restore(folder):
         if built == content:
             os.utime(file, ns=(time_ns, time_ns))
             unchanged += 1
-    print(f"{unchanged} files are as they were built last")
+    print(f"{unchanged} files and folders are as they were built last")
     # Taken before the build: what changes during it may not be part of it.
     (folder / "source-times.new.json").write_text(json.dumps(tracked()))
 
