@@ -169,6 +169,16 @@ impl<'a> Shared<'a> {
         part::background(self.context, Bench::Sharing, &turn)
     }
 
+    /// Runs a program with the smaller share until it returns what it has measured, while the lease with
+    /// the other share has no work.
+    fn measure_beside_idle<T: DeserializeOwned>(&self, program: Program) -> Result<T> {
+        let [share, other] = SHARES;
+        let idle = self.background(other, Program::Idle)?;
+        let found = self.measure(Some(share), program)?;
+        idle.ensure_running()?;
+        Ok(found)
+    }
+
     /// Runs a program until it returns what it has measured.
     fn measure<T: DeserializeOwned>(&self, share: Option<f64>, program: Program) -> Result<T> {
         let turn = self.turn(share, program);
@@ -193,18 +203,13 @@ fn probe_step(context: &Context) -> Result<Step> {
 
 /// Measures a busy program that has the whole device, and one beside a lease without work.
 fn measure_conserving(context: &Context, step: Step) -> Result<Results> {
-    let [share, other] = SHARES;
     let duration = context.full_or_quick(Duration::from_secs(5), Duration::from_millis(300));
     let program = Program::Throughput(duration);
     let whole = Contender::new("whole_per_s", "whole device, steps/s", |_| {
         Shared::start(context, step)?.measure(None, program)
     });
     let idle = Contender::new("idle_per_s", "a share of 0.25, 0.75 idle, steps/s", |_| {
-        let shared = Shared::start(context, step)?;
-        let idle = shared.background(other, Program::Idle)?;
-        let found = shared.measure(Some(share), program)?;
-        idle.ensure_running()?;
-        Ok(found)
+        Shared::start(context, step)?.measure_beside_idle(program)
     });
     context.race("sharing, one idle", vec![whole, idle])
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::{
-    SHARES, Shared,
+    Shared,
     program::{Program, Step},
 };
 use crate::{
@@ -20,8 +20,8 @@ const SMALL_STEP: Step = Step {
     products: 1,
 };
 
-/// The pause between steps of a program that has no turn at the begin of a step: a process returns its
-/// turn when it has had no work for 2 ms.
+/// The pause before a step of a program that must ask for its turn: a process returns its turn when it
+/// has had no work for 2 ms.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Measures small steps, in µs, with the whole device, which has no turns, and with a share of 0.25 while
@@ -45,12 +45,7 @@ pub(super) fn measure_turns(context: &Context) -> Result<Results> {
         }));
         let label = format!("small step {when}, a share of 0.25, 0.75 idle, µs");
         contenders.push(Contender::new(share, label, move |_| {
-            let [share, other] = SHARES;
-            let shared = Shared::start(context, SMALL_STEP)?;
-            let idle = shared.background(other, Program::Idle)?;
-            let median = median_us(shared.measure(Some(share), program)?);
-            idle.ensure_running()?;
-            median
+            median_us(Shared::start(context, SMALL_STEP)?.measure_beside_idle(program)?)
         }));
     }
     context.race("sharing, turns", contenders)
