@@ -50,15 +50,15 @@ def restore(folder):
     if known.exists() and last_build_ns(folder) <= known.stat().st_mtime_ns:
         times = json.loads(known.read_text())
     known.unlink(missing_ok=True)
-    unchanged = 0
-    for file, (content, _) in tracked().items():
-        built, time_ns = times.get(file, (None, 0))
-        if built == content:
-            os.utime(file, ns=(time_ns, time_ns))
-            unchanged += 1
-    print(f"{unchanged} files and folders are as they were built last")
+    found = tracked()
+    unchanged = [file for file, (content, _) in found.items() if times.get(file, [None])[0] == content]
+    for file in unchanged:
+        found[file] = times[file]
+        _, time_ns = times[file]
+        os.utime(file, ns=(time_ns, time_ns))
+    print(f"{len(unchanged)} files and folders are as they were built last")
     # Taken before the build: what changes during it may not be part of it.
-    (folder / "source-times.new.json").write_text(json.dumps(tracked()))
+    (folder / "source-times.new.json").write_text(json.dumps(found))
 
 
 def record(folder):
