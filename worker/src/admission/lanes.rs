@@ -83,9 +83,8 @@ impl LaneState {
 
     /// Returns the number up to which all grants of the lane have ended.
     ///
-    /// The grants that other lanes' grants have ended are not counted: a scheduler that restarts
-    /// takes the numbers of a lane for those of its own grants, so it would refuse the grant that
-    /// ended the others, which may be in use.
+    /// It is the number of a grant of this lane, also if a later grant of another lane has ended that
+    /// one: a scheduler that restarts would take the later grant, which may be in use, for ended, too.
     pub(super) fn ended_up_to(&self) -> GrantNumber {
         match self.grant_state {
             GrantState::Ended => self.own,

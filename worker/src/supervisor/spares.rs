@@ -76,8 +76,8 @@ impl Spares {
         spares.ready.len() < spares.count
     }
 
-    /// Ends the spares, and starts no more of them. Waits until they and the processes of leases, which
-    /// others end, have exited; for [`EXIT_DEADLINE`] at most.
+    /// Ends the spares, and starts no more of them. Waits for [`EXIT_DEADLINE`] at most until all processes
+    /// have exited. The caller has ended the leases, and thereby their processes.
     pub(super) async fn close(&self) {
         {
             let mut spares = lock(&self.spares);
