@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    env, fs,
+    env, fs, iter,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -32,11 +32,16 @@ fn main() {
 }
 
 /// Returns the nearest lock file in this crate's directory or above: the workspace's. A crate from a
-/// registry has a lock file of its own, whose versions may not be those that are built.
+/// registry has a lock file of its own, whose versions may not be those that are built. The path
+/// is relative to the crate's directory, in which Cargo runs this: an absolute one would have the
+/// crate compiled again in every other checkout.
 fn lock_file() -> Option<PathBuf> {
-    let manifest = env::var_os("CARGO_MANIFEST_DIR")?;
-    let above = Path::new(&manifest).ancestors();
+    let depth = env::current_dir().ok()?.ancestors().count();
+    let above = iter::successors(Some(PathBuf::new()), |path| {
+        Some(Path::new("..").join(path))
+    });
     above
+        .take(depth)
         .map(|directory| directory.join("Cargo.lock"))
         .find(|path| path.exists())
 }
