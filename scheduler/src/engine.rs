@@ -355,6 +355,21 @@ impl Engine {
         self.leases.owned_by(client)
     }
 
+    /// Returns all leases, in the order of their ids.
+    pub fn lease_ids(&self) -> impl Iterator<Item = LeaseId> {
+        self.leases.iter().map(|(id, _)| id)
+    }
+
+    /// Returns the leases that have devices of a worker, or shares of such.
+    pub fn leases_at(&self, worker: WorkerId) -> BTreeSet<LeaseId> {
+        self.pool.leases_at(worker)
+    }
+
+    /// Returns the worker of this name, if it is in the pool.
+    pub fn worker_named(&self, name: &str) -> Option<WorkerId> {
+        self.pool.worker_named(name)
+    }
+
     /// Handles a gap in which the scheduler did not run: workers and clients get the time
     /// to come back that they get after a restart. No new adoption window opens, since the
     /// engine has lost no state.

@@ -242,6 +242,19 @@ impl Pool {
         holders.map(|holder| holder.lease)
     }
 
+    /// Returns the leases that have devices of a worker, or shares of such.
+    pub(crate) fn leases_at(&self, worker: WorkerId) -> BTreeSet<LeaseId> {
+        let worker = self.get(worker).into_iter();
+        worker.flat_map(Worker::all_leases).collect()
+    }
+
+    /// Returns the worker of this name.
+    pub(crate) fn worker_named(&self, name: &str) -> Option<WorkerId> {
+        let mut workers = self.workers();
+        let worker = workers.find(|(_, worker)| worker.registration.endpoint.name == name);
+        worker.map(|(id, _)| id)
+    }
+
     /// Returns the other leases that have what a lease was granted: the device, or the lane.
     pub(crate) fn conflicting(
         &self,

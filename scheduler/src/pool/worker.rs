@@ -193,6 +193,11 @@ impl Worker {
         holders.map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the lease of each device, or of each share of it.
+    pub(super) fn all_leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.holders.iter().flatten().map(|holder| holder.lease)
+    }
+
     /// Takes a device, or a share of it, for a lease and returns whether that succeeded. Taking it again for
     /// the same lease changes nothing. Fails if another lease has the device or the lane, if the worker
     /// has not released it from an ended lease, if too little of the device is left, or if it does not exist.

@@ -70,6 +70,13 @@ impl World {
             Some((worker.id, known.devices.clone(), flags, known.last_beat))
         });
         assert_eq!(snapshot.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        for worker in &self.snapshot.workers {
+            let devices = worker.devices.iter();
+            let leases = devices.flat_map(|device| device.leases.iter().map(|(lease, _)| *lease));
+            assert_eq!(self.engine.leases_at(worker.worker), leases.collect());
+            let named = self.engine.worker_named(&worker.name);
+            assert_eq!(named, Some(worker.worker));
+        }
     }
 
     /// Each leased device belongs to exactly one lease, and each device of a lease exists

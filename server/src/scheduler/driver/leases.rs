@@ -14,7 +14,7 @@ use super::Driver;
 impl Driver {
     /// Returns all leases, in the order of their ids.
     pub(super) fn list_leases(&self) -> LeaseList {
-        let ids = self.engine.snapshot().owners.into_keys();
+        let ids = self.engine.lease_ids();
         let leases = ids.filter_map(|id| self.lease_info(id));
         LeaseList {
             leases: leases.collect(),
@@ -23,13 +23,8 @@ impl Driver {
 
     /// Drains the worker of this name, or no longer. Returns `None` if it is not in the pool.
     pub(super) fn drain_worker(&mut self, name: &str, is_drained: bool) -> Option<DrainedWorker> {
-        let mut workers = self.engine.snapshot().workers.into_iter();
-        let worker = workers.find(|worker| worker.name == name)?;
-        let leases = worker.devices.iter().flat_map(|device| &device.leases);
-        let mut leases: Vec<_> = leases.map(|(lease, _)| *lease).collect();
-        leases.sort_unstable();
-        leases.dedup();
-        let worker = worker.worker;
+        let worker = self.engine.worker_named(name)?;
+        let leases = self.engine.leases_at(worker);
         self.apply(Event::Drain { worker, is_drained });
         let leases = leases.into_iter().filter_map(|id| self.lease_info(id));
         Some(DrainedWorker {

@@ -12,7 +12,7 @@ use tensord_proto::{
     ids::{ClientId, LeaseId},
     v1::{client_message, worker_message},
 };
-use tensord_scheduler::{Suspender, WorkerSnapshot};
+use tensord_scheduler::Suspender;
 use tokio::time::Instant;
 
 use super::{Driver, Input};
@@ -98,7 +98,7 @@ impl Driver {
     /// can place marks before that.
     pub(super) fn leases_to_prepare(&self, input: &Input) -> BTreeSet<LeaseId> {
         let leases = match input {
-            Input::MoveLease(lease, _) | Input::SuspendLease(lease, _) => vec![*lease],
+            Input::MoveLease(lease, _) | Input::SuspendLease(lease, _) => BTreeSet::from([*lease]),
             Input::FromClient(client, _, message) => match &message.body {
                 Some(client_message::Body::ChangeStanding(change))
                     if change.suspend || change.elsewhere =>
@@ -110,18 +110,21 @@ impl Driver {
                         .into_iter()
                         .collect()
                 }
-                _ => Vec::new(),
+                _ => BTreeSet::new(),
             },
             Input::FromWorker(worker, _, message) => match &message.body {
-                Some(worker_message::Body::Leaving(_)) => self.leases_at(|it| it.worker == *worker),
-                _ => Vec::new(),
+                Some(worker_message::Body::Leaving(_)) => self.engine.leases_at(*worker),
+                _ => BTreeSet::new(),
             },
             Input::DrainWorker {
                 name,
                 is_drained: true,
                 ..
-            } => self.leases_at(|worker| worker.name == *name),
-            _ => Vec::new(),
+            } => {
+                let worker = self.engine.worker_named(name).into_iter();
+                worker.flat_map(|it| self.engine.leases_at(it)).collect()
+            }
+            _ => BTreeSet::new(),
         };
         let can_prepare = |lease: &LeaseId| {
             let owner = self.engine.lease(*lease).and_then(|lease| lease.owner);
@@ -152,15 +155,6 @@ impl Driver {
         for earlier in self.preparations.take_chosen(|earlier| is_earlier(earlier)) {
             self.handle(*earlier);
         }
-    }
-
-    /// Returns the leases that have devices of a worker.
-    fn leases_at(&self, is_worker: impl Fn(&WorkerSnapshot) -> bool) -> Vec<LeaseId> {
-        let mut workers = self.engine.snapshot().workers.into_iter();
-        let worker = workers.find(is_worker);
-        let devices = worker.into_iter().flat_map(|worker| worker.devices);
-        let leases = devices.flat_map(|device| device.leases);
-        leases.map(|(lease, _)| lease).collect()
     }
 
     /// Has the client of a lease place marks.
