@@ -10,12 +10,10 @@
 
 use std::{fmt, fs, path::Path, sync::OnceLock};
 
+use tensord_backend::{ARE_GPUS_EXACT, COMPILER, CUBE_CRATES, FLEX_CRATES};
 use tensord_proto::v1;
 
-use crate::{
-    backend::ARE_GPUS_EXACT,
-    devices::{FLEX, FoundDevice},
-};
+use crate::devices::{FLEX, FoundDevice};
 
 /// The languages in which this build gives kernels to graphics drivers.
 const SHADERS: &str = match (cfg!(feature = "vulkan"), cfg!(feature = "metal")) {
@@ -43,13 +41,13 @@ impl DeviceFingerprint {
     pub(crate) fn of(device: &FoundDevice) -> Self {
         let is_flex = device.selection.kind == FLEX;
         let crates = match is_flex {
-            true => env!("TENSORD_FLEX_CRATES"),
-            false => env!("TENSORD_CUBE_CRATES"),
+            true => FLEX_CRATES,
+            false => CUBE_CRATES,
         };
         let mut parts = vec![
             ("kind", device.selection.kind.clone()),
             ("crates", known(crates)),
-            ("compiler", known(env!("TENSORD_COMPILER"))),
+            ("compiler", known(COMPILER)),
             ("instructions", instructions()),
             ("caches", caches()),
             ("libm", libm()),

@@ -13,15 +13,16 @@ use std::{
     time::Instant,
 };
 
+use tensord_backend::{Device, panic_message};
 use tensord_proto::{codec::DeviceProfile, ids::LeaseId};
 use tokio::runtime::Handle;
 use tracing::{error, info, warn};
 
 use crate::{
-    backend::{Device, panic_message, probe},
     executor::Executor,
     health::{DeviceAction, Health, HealthUpdate, Observation},
     locks::lock,
+    probe::probe,
     session::{DeviceContext, Session},
     usage::{LeaseMeter, ledger::ProcessCounters},
 };

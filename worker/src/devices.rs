@@ -7,18 +7,13 @@ mod list;
 
 use std::{path::Path, sync::Arc};
 
-use burn_flex::{Flex, FlexDevice};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use tensord_backend::{CustomOps, Device, flex_device};
 use tensord_proto::v1;
 use tracing::warn;
 
 pub use self::list::{DeviceParseError, DeviceSelection, parse_devices};
-use crate::{
-    backend::{BurnDevice, Device},
-    cgroup,
-    custom::CustomOps,
-    device_fingerprint::DeviceFingerprint,
-};
+use crate::{cgroup, device_fingerprint::DeviceFingerprint};
 
 /// Device kinds that this build supports, in the order in which `auto` prefers them.
 pub const KINDS: &[&str] = &[
@@ -274,7 +269,7 @@ impl Candidates {
 fn flex(selection: &DeviceSelection, share: u64, custom_ops: &CustomOps) -> OpenedDevice {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     OpenedDevice {
-        device: BurnDevice::<Flex>::shared(FlexDevice, custom_ops),
+        device: flex_device(custom_ops),
         found: FoundDevice {
             selection: selection.clone(),
             name: format!("CPU, {cores} cores (Burn Flex)"),

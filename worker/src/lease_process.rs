@@ -25,6 +25,7 @@ use rustix::{
     process::{Signal, set_parent_process_death_signal},
     thread::set_name,
 };
+use tensord_backend::CustomOps;
 use tensord_transport::handoff::{HandoffError, SendError};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -40,7 +41,6 @@ use self::{
     terminal::leave_terminal,
 };
 use crate::{
-    custom::CustomOps,
     devices::DeviceSelection,
     process_message::{BUILD, Empty, Event, OfferedDevice, Start, Task},
 };

@@ -1,8 +1,6 @@
 //! The worker: offers a host's devices to a pool and runs sessions on them.
 //!
 //! - [`devices`](parse_devices): the devices of this host.
-//! - [`custom`]: custom ops, in addition to Burn's.
-//! - `backend`: the interface to Burn's backends.
 //! - `session`: an op stream with its tensors; failures of ops are values (faults).
 //! - `collective`: all-reduces and transfers between sessions of one lease, on one worker
 //!   or several.
@@ -11,6 +9,7 @@
 //!   of this process, where processes of several leases use the device.
 //! - `admission`: which grant of a device is the current one.
 //! - `registry`, `connection`: who may open a session, and the session's connections.
+//! - `probe`: a test op, by which a device shows that it works.
 //! - `op_progress`, `op_record`: which op a device executes, and for how long.
 //! - `usage`: how long devices work for leases, and what else leases use of them.
 //! - `restart`: whether a device is lost until the process is started again.
@@ -22,16 +21,14 @@
 //! - `registration`: joins the pool and keeps the worker registered.
 //! - `testing`: a session without a network; needs the feature `testing`.
 //!
-//! The crate does not depend on the scheduler or the client, only on the messages of
-//! `tensord-proto`.
+//! Burn's backends are behind `tensord-backend`, which also has the custom ops. The crate does not depend
+//! on the scheduler or the client, only on the messages of `tensord-proto`.
 
 mod admission;
-mod backend;
 mod blobs;
 mod cgroup;
 mod collective;
 mod connection;
-pub mod custom;
 mod device_fingerprint;
 mod device_slot;
 mod device_turn;
@@ -51,6 +48,7 @@ mod op_progress;
 #[cfg(target_os = "linux")]
 mod op_record;
 mod options;
+mod probe;
 #[cfg(target_os = "linux")]
 mod process_message;
 mod registration;
@@ -66,8 +64,9 @@ pub mod testing;
 mod usage;
 mod worker;
 
+pub use tensord_backend::{CustomOps, OpResult, PortableOp, custom};
+
 pub use self::{
-    custom::{CustomOps, OpResult, PortableOp},
     device_fingerprint::{DeviceFingerprint, HASH_BYTES as FINGERPRINT_BYTES},
     devices::{
         AUTO, DeviceParseError, DeviceSelection, FoundDevice, KINDS, MissingDevice, discover,

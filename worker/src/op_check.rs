@@ -9,7 +9,7 @@
 //! There is one file per family of ops, each with an exhaustive `match` without a wildcard:
 //! a variant without a rule does not compile. The values of indices are data, which these
 //! checks cannot see. Flex's kernels check each index; for CubeCL's kernels, indices are
-//! clamped on the device (`backend/bounds.rs`).
+//! clamped on the device (`tensord-backend`).
 //!
 //! The checks are pure: they use no backend and no state. Most allocate nothing on success.
 

@@ -47,6 +47,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use tensord_backend::Device;
 use tensord_proto::{
     content::Hash,
     ids::{LeaseId, SessionId},
@@ -77,7 +78,6 @@ pub(crate) use self::{
     runner::Captured,
 };
 use crate::{
-    backend::Device,
     blobs::KeptBlobs,
     collective::{Cohort, Member, Outcome},
     executor::{RunQueue, run_time_slice},

@@ -3,19 +3,14 @@
 use std::time::Duration;
 
 use burn_backend::{ExecutionError, TensorData};
-use burn_flex::{Flex, FlexDevice};
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use burn_std::future::DynFut;
+use tensord_backend::{
+    CustomOps, DeferredValues, StorageInfo, StoredTensor, TensorStore, flex_device,
+};
 
 use super::*;
-use crate::{
-    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
-    blobs::BlobStore,
-    custom::CustomOps,
-    memory::DeviceMemory,
-    op_progress::Signals,
-    usage::Meters,
-};
+use crate::{blobs::BlobStore, memory::DeviceMemory, op_progress::Signals, usage::Meters};
 
 const LEASE: LeaseId = LeaseId(7);
 
@@ -105,7 +100,7 @@ impl TensorStore for FlakyDevice {
 }
 
 fn flex() -> Arc<dyn Device> {
-    BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new())
+    flex_device(&CustomOps::new())
 }
 
 fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {

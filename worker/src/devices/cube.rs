@@ -11,15 +11,15 @@ use std::{
 };
 
 use burn_cubecl::{
-    Cube, CubeDevice,
+    CubeDevice,
     cubecl::{
         config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig},
         device::{AmdDevice, CpuDevice, CudaDevice},
     },
 };
+use tensord_backend::{CustomOps, cube_device};
 
 use super::{DEVICE_MEMORY_FRACTION, DeviceSelection, FoundDevice, OpenedDevice};
-use crate::{backend::BurnDevice, custom::CustomOps};
 
 /// A device that a driver lists.
 pub(super) struct Candidate {
@@ -141,7 +141,7 @@ impl Candidate {
             (bytes as f64 * DEVICE_MEMORY_FRACTION) as u64
         });
         Ok(OpenedDevice {
-            device: BurnDevice::<Cube>::shared(self.device.clone(), custom_ops),
+            device: cube_device(self.device.clone(), custom_ops),
             found: FoundDevice {
                 selection: selection.clone(),
                 name: properties.identity.name.clone(),

@@ -6,13 +6,13 @@ use tokio::runtime::Handle;
 
 use super::confinement::{Lacking, Needs, restrict_to};
 use crate::{
-    custom::CustomOps,
     device_slot,
     devices::{self, DeviceSelection, OpenedDevice, resolve_devices},
     process_message::{
         Describe, Described, DescribedDevice, DeviceName, Empty, Event, Missing, OfferedDevice,
     },
 };
+use tensord_backend::CustomOps;
 
 /// Opens the devices, and reports which can be opened, and what the kernel lacks to confine
 /// processes. `calls` is the result of restricting this process's system calls.

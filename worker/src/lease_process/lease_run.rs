@@ -9,6 +9,7 @@ use std::{
 };
 
 use rustix::thread::disable_transparent_huge_pages;
+use tensord_backend::CustomOps;
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
     v1::DeviceGrant,
@@ -37,7 +38,6 @@ use crate::{
     blobs::shared::{NewSegment, Segment, SharedBlobs},
     collective::CollectiveSettings,
     connection,
-    custom::CustomOps,
     device_turn::{DeviceTurn, MESSAGES_PER_DEVICE, TurnMessage},
     devices,
     lease_host::LeaseHost,

@@ -16,11 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tensord_backend::panic_message;
 use tensord_proto::{ids::SessionId, v1::Mark};
 use tokio::{runtime::Handle, sync::mpsc, task::block_in_place};
 
 use crate::{
-    backend::panic_message,
     locks::lock,
     memory_file::{SEALS, unnamed_memory},
     process_message::{SnapshotInfo, SnapshotKept},

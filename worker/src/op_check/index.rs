@@ -1,7 +1,7 @@
 //! Ops that read or write elements at positions given by other tensors.
 //!
 //! The values of indices are data: Flex checks each, and for CubeCL's kernels they are
-//! clamped on the device (`backend/bounds.rs`). Neither works where no index is valid, so
+//! clamped on the device (`tensord-backend`). Neither works where no index is valid, so
 //! ops that take elements of an empty axis are refused.
 
 use burn_ir::TensorIr;

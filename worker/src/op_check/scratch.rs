@@ -9,8 +9,7 @@ use std::{sync::OnceLock, thread::available_parallelism};
 
 use burn_backend::{DType, tensor::IndexingUpdateOp};
 use burn_ir::{ScatterOpIr, TensorIr};
-
-use crate::backend::ARE_GPUS_EXACT;
+use tensord_backend::ARE_GPUS_EXACT;
 
 /// Size of an index in Flex's kernels.
 const INDEX_BYTES: u64 = 8;
@@ -60,7 +59,7 @@ pub(super) fn indices(tensor: &TensorIr) -> u64 {
 }
 
 /// Returns the bytes that a scatter-add of floats needs in addition where GPUs are exact: two tensors like the output, for
-/// the values at one position of the axis at a time (`backend/cube/exact.rs`).
+/// the values at one position of the axis at a time (`backend/src/cube/exact.rs`).
 pub(super) fn exact_scatter_bytes(op: &ScatterOpIr) -> u64 {
     let adds_floats = op.update == IndexingUpdateOp::Add && op.tensor.dtype.is_float();
     match ARE_GPUS_EXACT && adds_floats {

@@ -44,6 +44,7 @@ use std::{
 
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
+use tensord_backend::TensorStore;
 use tensord_proto::{
     codec::CodecError,
     collective_op::{AllReduce, CollectiveOp},
@@ -69,10 +70,7 @@ use super::{
     snapshot_base::{self, BaseTracker},
     uploads::{Payload, Uploads},
 };
-use crate::{
-    backend::TensorStore, collective::Outcome, locks::lock, memory::SessionMemory,
-    op_progress::OpProgress,
-};
+use crate::{collective::Outcome, locks::lock, memory::SessionMemory, op_progress::OpProgress};
 
 /// Maximum number of deferred tasks and syncs. At the limit all other work waits.
 const MAX_DEFERRED: usize = 8192;

@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_flex::{Flex, FlexDevice};
 use bytes::Bytes;
+use tensord_backend::{CustomOps, flex_device};
 use tensord_proto::{
     ids::{LeaseId, SessionId, WorkerId},
     v1::{self, Error, ErrorCode, Join, Joined, LeaseClaims, LeaseGranted, Open, Opened},
@@ -28,10 +28,8 @@ use self::held_snapshot::HeldSnapshot;
 use super::{DeviceContext, Grant, Session, SessionBegin, Track, sealed_snapshot::SnapshotKey};
 use crate::{
     admission::{Admission, AdmissionError, Claim, Lanes},
-    backend::BurnDevice,
     blobs::BlobStore,
     collective::{Cohort, CollectiveSettings, LeaseMembers, SimulatedLinkEnd, join_requests},
-    custom::CustomOps,
     executor::{RunQueue, TimeSliceEnd, TimeSliced},
     lease_process::snapshots::{LeftSnapshots, SealedFiles},
     lease_tokens::LeaseTokens,
@@ -108,7 +106,7 @@ impl SimulatedProcess {
             let keeper = Arc::new(HeldSnapshot::default());
             let memory = DeviceMemory::new(start.capacity_bytes);
             let device_context = DeviceContext {
-                device: BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()),
+                device: flex_device(&CustomOps::new()),
                 meters: Meters::new(&memory),
                 memory,
                 queue: queue.clone(),

@@ -14,10 +14,10 @@ use std::io::{self, Read, Write};
 use burn_ir::TensorId;
 use bytes::Bytes;
 use prost::Message;
+use tensord_backend::HostStorage;
 use tensord_proto::{aligned, bulk, content::Hash, v1::Fault};
 
 use super::snapshot_base::Outcome;
-use crate::backend::HostStorage;
 
 /// Maximum size of a header: less than 200 bytes for each of the most tensors that a session has.
 const MAX_HEADER_BYTES: u64 = 1 << 30;

@@ -6,9 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use burn_backend::TensorData;
-use burn_flex::{Flex, FlexDevice};
 use burn_ir::TensorIr;
 use bytes::Bytes;
+use tensord_backend::{CustomOps, flex_device};
 use tensord_proto::{
     codec::OpName,
     collective_op::CollectiveOp,
@@ -24,9 +24,7 @@ use super::{
     uploads::Uploads,
 };
 use crate::{
-    backend::BurnDevice,
     collective::{Failure, LeaseMembers, ReceivedValue},
-    custom::CustomOps,
     memory::DeviceMemory,
     op_progress::{OpProgress, Signals},
 };
@@ -80,7 +78,7 @@ pub enum OpOutcome {
 impl StandaloneSession {
     /// Opens a session on a device of `capacity_bytes`, with Burn's ops and `custom_ops`.
     pub fn open(capacity_bytes: u64, seed: u64, custom_ops: &CustomOps) -> Self {
-        let device = BurnDevice::<Flex>::shared(FlexDevice, custom_ops);
+        let device = flex_device(custom_ops);
         let memory = DeviceMemory::new(capacity_bytes);
         let share = v1::LeaseShare {
             worker_id: 1,

@@ -11,10 +11,11 @@
 
 use std::{collections::HashMap, mem::size_of, sync::Arc};
 
+use tensord_backend::StorageInfo;
 use tensord_proto::v1::Fault;
 
 use super::{Refusal, out_of_memory};
-use crate::{backend::StorageInfo, memory::SessionMemory};
+use crate::memory::SessionMemory;
 
 /// Bytes charged for a tensor in addition to its elements, whatever its rank: the
 /// backend's handle with shape and strides, the storage's own records and the allocator's

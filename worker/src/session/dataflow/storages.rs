@@ -13,6 +13,7 @@ use burn_ir::{
     BaseOperationIr, BoolOperationIr, FloatOperationIr, IntOperationIr, OperationIr, TensorId,
     TensorIr, TensorStatus,
 };
+use tensord_backend::StorageInfo;
 use tensord_proto::{codec::tensor_bytes, v1::FaultKind};
 
 use super::{
@@ -20,7 +21,6 @@ use super::{
     account::{Holding, Storage},
     check_dtype,
 };
-use crate::backend::StorageInfo;
 
 /// Returns the storage that a tensor uses, if the backend reports it.
 pub(crate) type StorageLookup<'a> = &'a mut dyn FnMut(&TensorIr) -> Option<StorageInfo>;

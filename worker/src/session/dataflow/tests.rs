@@ -3,9 +3,10 @@
 mod costs;
 
 use burn_ir::{BinaryOpIr, NumericOperationIr};
+use tensord_backend::StorageInfo;
 
 use super::*;
-use crate::{backend::StorageInfo, memory::DeviceMemory};
+use crate::memory::DeviceMemory;
 
 /// Bytes charged for a tensor of these tests.
 const TENSOR_COST: u64 = 16 + NAME_BYTES;

@@ -11,6 +11,7 @@ use std::{
 
 use burn_ir::{TensorId, TensorIr};
 use bytes::Bytes;
+use tensord_backend::{DeferredValues, HostStorage, StoredTensor};
 use tensord_proto::{
     codec::encode_tensor,
     content::Hash,
@@ -28,10 +29,7 @@ use super::{
     },
     fault::REASON_BYTES,
 };
-use crate::{
-    backend::{DeferredValues, HostStorage, StoredTensor},
-    locks::lock,
-};
+use crate::locks::lock;
 
 /// A session's state at a mark.
 pub(crate) struct Captured {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use burn_ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
 };
+use tensord_backend::TensorStore;
 use tensord_proto::{
     codec::{OpName, tensor_bytes},
     v1::{Fault, FaultKind},
@@ -25,7 +26,7 @@ use super::{
     restore::restore_tensors,
     tensors::{StartedRead, Tensors},
 };
-use crate::{backend::TensorStore, memory::SessionMemory, op_progress::OpProgress};
+use crate::{memory::SessionMemory, op_progress::OpProgress};
 
 /// The tensors of a session, and the other state that executing an op reads and changes.
 pub(super) struct Interpreter {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn_ir::TensorId;
+use tensord_backend::StoredTensor;
 use tensord_proto::{codec::decode_tensor, v1::Fault};
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     },
     tensors::Tensors,
 };
-use crate::backend::StoredTensor;
 
 /// Adds the tensors of a snapshot to a session that has none. Returns the faults that no reply has
 /// reported.

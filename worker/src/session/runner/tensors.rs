@@ -19,6 +19,7 @@ use std::{
 use burn_backend::{AllocationProperty, ExecutionError, TensorData};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::future::DynFut;
+use tensord_backend::{DeferredValues, FailedCustomOp, StoredTensor, TensorStore, panic_message};
 use tensord_proto::{
     bulk::{INLINE_BYTES, shared},
     codec::tensor_bytes,
@@ -29,12 +30,7 @@ use super::super::{
     dataflow::{CapturedTable, Dataflow, Entry, NAME_BYTES, Refusal, Storage},
     snapshot::SnapshotError,
 };
-use crate::{
-    backend::{DeferredValues, StoredTensor, TensorStore, panic_message},
-    custom::FailedCustomOp,
-    memory::SessionMemory,
-    op_check,
-};
+use crate::{memory::SessionMemory, op_check};
 
 /// Maximum bytes of reads that the connection's reader executes itself, in some
 /// microseconds.

@@ -8,9 +8,9 @@ mod program_steps;
 use std::{collections::HashMap, io, time::Duration};
 
 use burn_backend::{DType, Shape, TensorData};
-use burn_flex::{Flex, FlexDevice};
 use burn_ir::TensorStatus;
 use proptest::prelude::*;
+use tensord_backend::{CustomOps, StoredTensor, flex_device};
 use tensord_proto::v1::Fault;
 
 use self::program_steps::{ProgramStep, steps};
@@ -18,12 +18,7 @@ use super::{
     super::dataflow::{NAME_BYTES, Refusal},
     *,
 };
-use crate::{
-    backend::{BurnDevice, StoredTensor},
-    custom::CustomOps,
-    memory::DeviceMemory,
-    op_progress::Signals,
-};
+use crate::{memory::DeviceMemory, op_progress::Signals};
 
 /// Elements of a row. A value of more than 64 rows is not copied into a frame.
 const COLUMNS: usize = 64;
@@ -102,7 +97,7 @@ impl Program {
 
     fn new() -> Self {
         let device = DeviceMemory::new(CAPACITY);
-        let backend = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).open();
+        let backend = flex_device(&CustomOps::new()).open();
         let signals = Signals::new("here".into(), Duration::from_secs(60), Arc::default());
         let op_progress = OpProgress::new(signals);
         let interpreter = Interpreter::new(backend, device.open(), op_progress, 1);

@@ -7,11 +7,11 @@ use std::{
 };
 
 use burn_backend::{DType, Shape, TensorData};
-use burn_flex::{Flex, FlexDevice};
 use burn_ir::{
     BinaryOpIr, FloatOperationIr, InitOperationIr, NumericOperationIr, OperationIr, RandomOpIr,
     TensorId, TensorIr, TensorStatus,
 };
+use tensord_backend::{CustomOps, flex_device};
 use tensord_proto::{
     codec::{OpEncoder, decode_type, encode_tensor},
     content::{Content, Entry, put},
@@ -22,10 +22,8 @@ use tensord_transport::channel::{Next, duplex::Duplex};
 
 use super::super::{dataflow::NAME_BYTES, *};
 use crate::{
-    backend::BurnDevice,
     blobs::BlobStore,
     collective::{CollectiveSettings, LeaseMembers},
-    custom::CustomOps,
     executor::{TimeSliceEnd, TimeSliced},
     op_progress::Signals,
     usage::Meters,
@@ -67,7 +65,7 @@ impl SessionHarness {
 
     /// Creates a bench whose session is scheduled in `queue`.
     pub(super) fn with(blobs: Arc<BlobStore>, queue: Arc<RunQueue<Session>>) -> Self {
-        let device = BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new());
+        let device = flex_device(&CustomOps::new());
         Self::on_device(device, blobs, queue)
     }
 

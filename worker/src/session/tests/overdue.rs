@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use burn_backend::{ExecutionError, TensorData};
-use burn_flex::{Flex, FlexDevice};
 use burn_std::future::DynFut;
+use tensord_backend::{
+    CustomOps, DeferredValues, StorageInfo, StoredTensor, TensorStore, flex_device,
+};
 use tensord_proto::codec::DeviceProfile;
 
 use super::{harness::OP_TIMEOUT, reads_in_flight::start_reads, *};
-use crate::{
-    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
-    custom::CustomOps,
-};
 
 /// A device whose ops do not return until the test unlocks it.
 #[derive(Default)]
@@ -23,7 +21,7 @@ impl Device for StuckDevice {
     }
 
     fn profile(&self) -> DeviceProfile {
-        BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).profile()
+        flex_device(&CustomOps::new()).profile()
     }
 
     fn reserved_bytes(&self) -> Option<u64> {

@@ -3,18 +3,16 @@
 use std::collections::VecDeque;
 
 use burn_backend::{ExecutionError, TensorData};
-use burn_flex::{Flex, FlexDevice};
 use burn_std::future::DynFut;
+use tensord_backend::{
+    CustomOps, DeferredValues, StorageInfo, StoredTensor, TensorStore, flex_device,
+};
 use tensord_proto::codec::{DeviceProfile, encode_tensor};
 use tokio::sync::oneshot;
 
 use super::{
     super::{peer_requests::MAX_QUEUED_REQUESTS, work_queue::MAX_READS_IN_FLIGHT},
     *,
-};
-use crate::{
-    backend::{BurnDevice, DeferredValues, StorageInfo, StoredTensor, TensorStore},
-    custom::CustomOps,
 };
 
 /// A device that executes nothing, and completes a read when the test signals it.
@@ -27,7 +25,7 @@ impl Device for SlowDevice {
     }
 
     fn profile(&self) -> DeviceProfile {
-        BurnDevice::<Flex>::shared(FlexDevice, &CustomOps::new()).profile()
+        flex_device(&CustomOps::new()).profile()
     }
 
     fn reserved_bytes(&self) -> Option<u64> {

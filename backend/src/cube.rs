@@ -14,8 +14,12 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, HandleKind, OperationIr, T
 use burn_router::TensorInterpreter;
 use burn_std::stream::StreamId;
 
-use super::{ARE_GPUS_EXACT, DeferredTensors, SessionBackend, StorageInfo, StoredTensor};
-use crate::custom::{CustomOps, Handler, Handlers, OpResult};
+use crate::{
+    ARE_GPUS_EXACT,
+    custom::{CustomOps, Handler, Handlers, OpResult},
+    session_backend::SessionBackend,
+    tensor_store::{DeferredTensors, StorageInfo, StoredTensor},
+};
 
 type Runtime = burn_cubecl::fusion::FusionCubeRuntime;
 

@@ -9,8 +9,11 @@ use burn_flex::{Flex, FlexTensor, Layout};
 use burn_ir::{BackendIr, HandleKind, NumericOperationIr, OperationIr};
 use burn_router::TensorInterpreter;
 
-use super::{DeferredTensors, SessionBackend, StorageInfo, StoredTensor};
-use crate::custom::{CustomOps, Handlers};
+use crate::{
+    custom::{CustomOps, Handlers},
+    session_backend::SessionBackend,
+    tensor_store::{DeferredTensors, StorageInfo, StoredTensor},
+};
 
 impl SessionBackend for Flex {
     const IS_HOST_READABLE: Option<fn(Self::Handle) -> bool> =

@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use burn_backend::{BoolStore, DType, ExecutionError, IntDType, Shape, TensorData, TensorMetadata};
@@ -14,11 +14,12 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::{future::DynFut, stream::Stream};
 use tracing::warn;
 
-use super::{
-    Deferred, DeferredValues, SessionBackend, StorageInfo, StoredTensor, TensorStore, bounds,
+use crate::{
+    bounds,
     lacking_dtypes::LackingDtypes,
+    session_backend::SessionBackend,
+    tensor_store::{Deferred, DeferredValues, StorageInfo, StoredTensor, TensorStore},
 };
-use crate::locks::lock;
 
 /// Each Burn backend has one random generator per process. This lock is held from seeding
 /// until drawing has ended, so that no other session draws in between.
@@ -211,7 +212,8 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
 
     fn execute_seeded(&mut self, op: Box<OperationIr>, seed: u64) {
         // A lock poisoned by a panic is fine: each draw seeds the generator anew.
-        let _drawing = lock(&RNG_LOCK);
+        // A panic of a backend leaves nothing that the next session depends on, as it seeds anew.
+        let _drawing = RNG_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let device = self.device.clone();
         let declared: Vec<_> = match B::DTYPES_MAY_DIFFER {
             true => op.outputs().cloned().collect(),

@@ -25,7 +25,10 @@ use burn_std::{Metadata, Shape, future::block_on, stream::StreamId};
 use tensord_proto::aligned;
 
 use super::{ExecutionError, Runtime};
-use crate::backend::{HostStorage, StoredTensor, StoredTensors, panic_message};
+use crate::{
+    panic_message,
+    tensor_store::{HostStorage, StoredTensor, StoredTensors},
+};
 
 /// Bytes that are copied with one call, and at most one storage more: a driver takes as much memory
 /// of the host for the call.
@@ -34,7 +37,7 @@ const BATCH_BYTES: u64 = 64 << 20;
 /// Bytes that a storage counts at least: a driver may copy to pages of this size.
 const MIN_COST_BYTES: u64 = 32 << 10;
 
-/// Copies tensors of one device; see [`TensorStore::stored`](crate::backend::TensorStore::stored).
+/// Copies tensors of one device; see [`TensorStore::stored`](crate::TensorStore::stored).
 pub(super) fn stored(
     tensors: Vec<HandleKind<Cube>>,
     max_bytes: u64,
@@ -225,7 +228,7 @@ fn exact_copy(bytes: &[u8]) -> HostStorage {
     Arc::new(exact)
 }
 
-/// Copies tensors to `device`; see [`TensorStore::restore`](crate::backend::TensorStore::restore).
+/// Copies tensors to `device`; see [`TensorStore::restore`](crate::TensorStore::restore).
 pub(super) fn restored(
     device: &CubeDevice,
     tensors: Vec<StoredTensor>,

@@ -1,7 +1,7 @@
 //! Custom ops in addition to Burn's: the plug-in point for kernels.
 //!
 //! A worker with custom ops is a program of a few lines: it creates a [`CustomOps`], puts
-//! it into [`WorkerOptions`](crate::WorkerOptions) and starts a [`Worker`](crate::Worker).
+//! it into `tensord_worker::WorkerOptions` and starts a `tensord_worker::Worker`.
 //! `worker/examples/custom_op.rs` is an example. Programs call the ops with
 //! `tensord_client::CustomOp`.
 
@@ -30,7 +30,7 @@ pub(crate) type Handler<B> = Arc<
 
 /// The panic payload by which the error of a custom op leaves Burn's interpreter, whose
 /// handlers return nothing.
-pub(crate) struct FailedCustomOp(pub(crate) String);
+pub struct FailedCustomOp(pub String);
 
 /// Ops for one backend, by name.
 pub(crate) type Handlers<B> = BTreeMap<String, Handler<B>>;
@@ -91,7 +91,7 @@ impl CustomOps {
     /// ```
     /// use burn_backend::ops::FloatTensorOps;
     /// use burn_flex::Flex;
-    /// use tensord_worker::CustomOps;
+    /// use tensord_backend::CustomOps;
     ///
     /// let ops = CustomOps::new().flex("negate", |tensors, call, _device| {
     ///     let ([x], [y]) = (&call.inputs[..], &call.outputs[..]) else {
