@@ -90,13 +90,18 @@ impl World {
         self.send_worker(i, join);
     }
 
-    /// A worker joins and reports, on a device that nobody uses, a lease with the id of a request that waits. It ends
-    /// that when it is told to.
+    /// A worker joins and reports, on a device that no lease has or uses, a lease with the id of a request that waits. It
+    /// ends that when it is told to.
     pub(super) fn join_falsely(&mut self, i: usize, devices: Vec<DeviceSpec>, nth: usize) {
         let waiting = self.waiting.get(nth % self.waiting.len().max(1));
         let worker = &self.workers[i];
         let uses = worker.held.iter().chain(&worker.busy);
-        let used: BTreeSet<_> = uses.map(|(_, index)| *index).collect();
+        let mut used: BTreeSet<_> = uses.map(|(_, index)| *index).collect();
+        // A false number would end the grant of a lease whose sessions have been closed.
+        let leases = self.engine.leases().iter();
+        let leased = leases.flat_map(|(_, lease)| lease.lease_devices.keys());
+        let its = leased.filter(|device_ref| device_ref.worker.0 == worker.id);
+        used.extend(its.map(|device_ref| device_ref.index));
         let mut unused = (0..devices.len() as u32).filter(|index| !used.contains(index));
         if let (Some(waiting), Some(index)) = (waiting, unused.next()) {
             let at = device_ref(worker.id, index);

@@ -485,3 +485,35 @@ fn worker_that_ends_a_lease_on_a_device_that_it_lacks_becomes_its_keeper() {
     ];
     check_with_policy(2, ops);
 }
+
+/// A worker reports a false lease while it has a device of a lease whose sessions are closed. The model took that device
+/// for the false lease, whose number then ended the other one.
+#[test]
+fn worker_with_a_lease_that_has_no_sessions_reports_a_false_one() {
+    let demand = |durability, kind| Demand {
+        durability,
+        ..demand_of(1, kind)
+    };
+    check_any(vec![
+        Op::Drain {
+            worker: 0,
+            is_drained: false,
+        },
+        request(0, demand(Durability::Auto, Some("flex"))),
+        request(0, demand(Durability::Off, None)),
+        Op::CloseSessions { worker: 1 },
+        request(
+            0,
+            Demand {
+                durability: Durability::Off,
+                ..demand_of(3, Some("flex"))
+            },
+        ),
+        request(0, demand(Durability::Exact, None)),
+        Op::JoinFalsely { worker: 1, nth: 0 },
+        Op::Join {
+            worker: 1,
+            changed: true,
+        },
+    ]);
+}
