@@ -131,7 +131,8 @@ pub(crate) trait LeaseHost: Send + Sync + 'static {
     /// Ends every session, with `error` for its client.
     fn end_all(&self, error: &Error);
 
-    /// Ends what runs without a lease, when the worker stops.
+    /// Ends what runs without a lease, when the worker stops, and waits for a bounded time until what
+    /// ran leases has ended, too.
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {})
     }

@@ -24,9 +24,6 @@ use crate::{
     start::{StartError, StartedHost, start_in_this_process},
 };
 
-/// How long the processes that run no lease may take to exit when the worker stops.
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long a worker that drains, has snapshots of leases without devices and nothing else to do waits for
 /// the scheduler's request to hand them over: longer than the scheduler waits for marks of the leases that
 /// are to move away.
@@ -190,8 +187,7 @@ impl Worker {
         };
         // Bounds the wait in case the scheduler is unreachable.
         let _ = tokio::time::timeout(2 * LEAVE_TIMEOUT, registration_state.wait_for(over)).await;
-        // Killed processes exit at once, unless a driver hangs in the kernel.
-        let _ = tokio::time::timeout(STOP_TIMEOUT, self.host.stop()).await;
+        self.host.stop().await;
     }
 }
 

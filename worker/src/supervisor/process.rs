@@ -29,7 +29,7 @@ const START_DEADLINE: Duration = Duration::from_secs(10);
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long a process whose work is done may take to exit before it is killed.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval of the checks whether a process has exited.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);

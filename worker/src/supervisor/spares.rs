@@ -11,7 +11,10 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::process::{Process, ProcessError, Spawner};
+use super::{
+    process::{EXIT_TIMEOUT, Process, ProcessError, Spawner},
+    table::END_TIMEOUT,
+};
 use crate::locks::lock;
 
 /// Interval of the checks for spare processes that have died.
@@ -20,9 +23,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after a spare process could not be started.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// How long a worker that stops waits for the processes of leases to exit, which are killed by then. A
-/// process that exits later leaves its control group behind.
-const EXIT_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a worker that stops waits for the processes of leases to exit. They are killed by then; one that a
+/// driver holds in the kernel may exit later, and leaves its control group behind.
+const EXIT_DEADLINE: Duration = END_TIMEOUT.saturating_add(EXIT_TIMEOUT);
 
 /// The spare processes of a worker.
 pub(super) struct Spares {
