@@ -22,7 +22,7 @@ use crate::{
 
 /// A device that sessions can be opened on.
 pub trait Device: Send + Sync {
-    /// Opens a session's tensors, of which there are none yet.
+    /// Opens an empty store for the tensors of a session.
     fn open(&self) -> Box<dyn TensorStore>;
     /// Returns what programs must know of the device.
     fn profile(&self) -> DeviceProfile;
@@ -40,7 +40,7 @@ pub fn flex_device(custom_ops: &CustomOps) -> Arc<dyn Device> {
     BurnDevice::<Flex>::shared(FlexDevice, custom_ops)
 }
 
-/// Returns a device of one of CubeCL's runtimes. Its driver is loaded with the first session.
+/// Returns a device of one of CubeCL's runtimes, which the caller has found to work.
 #[cfg(feature = "cube")]
 pub fn cube_device(device: CubeDevice, custom_ops: &CustomOps) -> Arc<dyn Device> {
     BurnDevice::<Cube>::shared(device, custom_ops)

@@ -9,9 +9,9 @@
 //! - `bounds`: indices are clamped for backends that trust them. `lacking_dtypes`: the types that a device
 //!   does not have.
 //!
-//! The crate knows nothing of sessions, peers or leases. It is apart from the worker, as compiling
-//! Burn's generic code for each backend takes longer than all of the worker does. So none of the functions
-//! that the worker calls is generic over the backend, or it would compile that code again.
+//! The crate knows nothing of sessions, peers or leases. It is apart from the worker because Burn's generic
+//! code for these backends takes several times as long to compile as the worker itself. So no function that
+//! the worker calls is generic over the backend: the worker would compile that code again.
 
 mod bounds;
 mod burn_tensors;

@@ -81,7 +81,8 @@ impl StoredTensor {
     }
 }
 
-/// The tensors of one session on one device.
+/// The tensors of one session on one device. Calls may panic, as backends do on ops that they cannot
+/// execute; the caller catches that.
 pub trait TensorStore: Send {
     /// Returns the error message if `custom_op` is not installed for this device.
     fn custom_op_error(&self, custom_op: &str) -> Option<String>;

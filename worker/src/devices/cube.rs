@@ -17,7 +17,7 @@ use burn_cubecl::{
         device::{AmdDevice, CpuDevice, CudaDevice},
     },
 };
-use tensord_backend::{CustomOps, cube_device};
+use tensord_backend::{CustomOps, cube_device, panic_message};
 
 use super::{DEVICE_MEMORY_FRACTION, DeviceSelection, FoundDevice, OpenedDevice};
 
@@ -155,9 +155,10 @@ impl Candidate {
     }
 }
 
+/// Returns the message of a panic on one line.
 fn text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    let text = text.unwrap_or_else(|| "a panic without a message".into());
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    panic_message(panic)
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
 }

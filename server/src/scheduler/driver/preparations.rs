@@ -121,8 +121,8 @@ impl Driver {
                 is_drained: true,
                 ..
             } => {
-                let worker = self.engine.worker_named(name).into_iter();
-                worker.flat_map(|it| self.engine.leases_at(it)).collect()
+                let worker = self.engine.worker_named(name);
+                worker.map_or_else(BTreeSet::new, |it| self.engine.leases_at(it))
             }
             _ => BTreeSet::new(),
         };
