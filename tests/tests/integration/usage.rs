@@ -113,6 +113,11 @@ fn usage_is_neither_lost_nor_counted_twice_when_the_scheduler_is_killed() {
             .all(|(before, after)| 2 * after >= 5 * before)
             && is_counted()
     });
+    cluster.wait("snapshots of both leases to count", || {
+        let sums = usage(&administrator, "tenant,kind");
+        let rows = sums["rows"].as_array().unwrap().iter();
+        rows.filter(|row| row["kind"] == "snapshots").count() == 2
+    });
     drop(leases);
     wait_for_release(&cluster);
     let sums = usage(&administrator, "tenant,user,kind");
