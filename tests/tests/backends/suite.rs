@@ -61,9 +61,13 @@ fn conforms(kind: &str, part: Part) {
     };
     let (lacking, failed): (Vec<_>, Vec<_>) = report.failures.iter().partition(is_lacking);
     assert!(failed.is_empty(), "{failed:#?}");
-    // A backend lacks little, including element types.
+    // A backend lacks little, including element types: 11 cases in both parts together.
+    let most_lacking = match part {
+        Part::First => 10,
+        Part::Second => 1,
+    };
     assert!(
-        lacking.len() <= 11 && report.passed * 10 >= report.total() * 9,
+        lacking.len() <= most_lacking && report.passed * 10 >= report.total() * 9,
         "{report}"
     );
 }
