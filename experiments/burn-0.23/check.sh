@@ -11,7 +11,7 @@ shopt -s nullglob
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 preview=0.23.0-pre.1
-crates=(proto channel session transport client backend worker scheduler server)
+crates=(proto channel session transport client backend worker scheduler demo server)
 
 patches=("$here"/patches/*.patch)
 if [ "${1:-}" = --without-patches ]; then

@@ -469,7 +469,7 @@ pub(crate) struct DevicesConfig {
 #[derive(Debug)]
 pub(crate) struct DemoConfig {
     /// The network to train.
-    pub(crate) model: crate::demo::Model,
+    pub(crate) model: tensord_demo::Model,
     /// The number of devices that train the model together.
     pub(crate) devices: u32,
     /// The kind of device; if `None`, any kind on an existing pool, else CPUs.

@@ -4,7 +4,7 @@
 //! cli ─► config ─► commands ─► scheduler   (drives tensord_scheduler)
 //!                     │  ├───► worker      (tensord_worker)
 //!                     │  ├───► gateway     (tensord_client)
-//!                     │  ├───► demo        (trains, with Burn's own stack)
+//!                     │  ├───► demo        (tensord_demo)
 //!                     │  ├───► simulate    (tensord_scheduler, under a virtual clock)
 //!                     │  ├───► status
 //!                     │  └───► devices     (tensord_worker)
@@ -14,8 +14,8 @@
 //! A worker starts this program again as the process of each lease, and to describe or test
 //! its devices. Such a process runs [`lease_process`] instead of a command.
 //!
-//! This crate connects the other crates and presents them to users. Apart from the
-//! demo's training, it handles no tensors and no ops.
+//! This crate connects the other crates and presents them to users. It handles no tensors
+//! and no ops.
 
 mod allocator;
 mod audit;
@@ -23,8 +23,6 @@ mod cli;
 mod commands;
 mod config;
 mod dates;
-#[cfg(feature = "demo")]
-mod demo;
 mod explanation;
 mod failure;
 mod grpc_status;

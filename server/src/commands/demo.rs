@@ -15,18 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::train::Interrupter;
 use tensord_client::{Lease, LeaseRequest, Pool};
+use tensord_demo::{self as demo, Interrupter, Losses, Panics, TrainError, TrainOptions, View};
 use tracing::info;
 
 use self::{error::DemoError, own_pool::OwnPool};
-use crate::{
-    config::DemoConfig,
-    demo::{self, Losses, Panics, TrainError, TrainOptions, View},
-    failure::Failure,
-    shutdown::Shutdown,
-    stdout,
-};
+use crate::{config::DemoConfig, failure::Failure, shutdown::Shutdown, stdout};
 
 /// Number of workers in the demo's own pool, which share the devices.
 const WORKERS: u32 = 2;

@@ -175,7 +175,7 @@ pub(crate) struct GatewaySettings {
 pub(crate) struct DemoSettings {
     /// Network to train
     #[arg(long, value_enum, value_name = "NAME", default_value_t)]
-    pub(crate) model: crate::demo::Model,
+    pub(crate) model: tensord_demo::Model,
     /// Number of devices for data-parallel training, which divide the 64 digits of a step: 1, 2, 4, 8 or 16
     #[arg(long, value_name = "N", default_value_t)]
     pub(crate) devices: DeviceCount,

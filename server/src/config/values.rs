@@ -369,12 +369,12 @@ impl FromStr for DeviceCount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let shares = |count: &u32| crate::demo::DEVICE_COUNTS.contains(count);
+        let shares = |count: &u32| tensord_demo::DEVICE_COUNTS.contains(count);
         match text.parse().ok().filter(shares) {
             Some(count) => Ok(Self(count)),
             None => Err(format!(
                 "the {} digits of a step divide evenly among 1, 2, 4, 8 or 16 devices",
-                crate::demo::BATCH_SIZE
+                tensord_demo::BATCH_SIZE
             )),
         }
     }

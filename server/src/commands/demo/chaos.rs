@@ -10,15 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn::train::Interrupter;
 use rand::{Rng, RngExt, seq::IndexedRandom};
 use tensord_client::Pool;
+use tensord_demo::{Chaos, Interrupter, Kill, Losses, Outcome, by_step, first_difference};
 
 use super::{error::DemoError, own_pool::Workers};
-use crate::{
-    config::DemoConfig,
-    demo::{Chaos, Kill, Losses, Outcome, by_step, first_difference},
-};
+use crate::config::DemoConfig;
 
 /// Number of workers that do not train: one that keeps the snapshots, and one to keep them if a worker
 /// is killed.

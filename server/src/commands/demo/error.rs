@@ -3,9 +3,9 @@
 use std::{io, path::PathBuf};
 
 use tensord_client::{ConnectError, LeaseError};
+use tensord_demo::TrainError;
 
 use super::JOIN_DEADLINE;
-use crate::demo::TrainError;
 
 /// Why the demo failed.
 #[derive(Debug, thiserror::Error)]

@@ -29,7 +29,7 @@ use burn::train::Interrupter;
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// State that the data loaders of one training run share.
-pub(super) struct Lockstep {
+pub(crate) struct Lockstep {
     /// The number of devices.
     devices: usize,
     /// The caller's interrupter, which requests a stop.
@@ -57,7 +57,7 @@ struct StepProgress {
 impl Lockstep {
     /// Creates the state for `devices` devices. A stop of `requested` stops `training`
     /// after the same step on all devices.
-    pub(super) fn new(devices: usize, requested: Interrupter, training: Interrupter) -> Arc<Self> {
+    pub(crate) fn new(devices: usize, requested: Interrupter, training: Interrupter) -> Arc<Self> {
         Arc::new(Self {
             devices,
             requested,
@@ -109,7 +109,7 @@ impl Lockstep {
 }
 
 /// A device's data loader that waits for the other devices before each batch.
-pub(super) struct LockstepLoader<O> {
+pub(crate) struct LockstepLoader<O> {
     loader: Arc<dyn DataLoader<O>>,
     lockstep: Arc<Lockstep>,
     /// The number of batches that this device has requested.
@@ -118,7 +118,7 @@ pub(super) struct LockstepLoader<O> {
 
 impl<O: 'static> LockstepLoader<O> {
     /// Wraps `loader` so that `lockstep` decides when each batch is returned.
-    pub(super) fn wrap(
+    pub(crate) fn wrap(
         loader: Arc<dyn DataLoader<O>>,
         lockstep: &Arc<Lockstep>,
     ) -> Arc<dyn DataLoader<O>> {

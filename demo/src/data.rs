@@ -29,7 +29,7 @@ const TRAIN: usize = 1_408;
 /// The largest value of a pixel in the file.
 const PIXEL_MAX: f32 = 16.0;
 
-static CSV_GZ: &[u8] = include_bytes!("../../data/digits.csv.gz");
+static CSV_GZ: &[u8] = include_bytes!("../data/digits.csv.gz");
 
 /// One image and its label.
 #[derive(Clone, Debug, PartialEq)]

@@ -25,12 +25,12 @@ use burn::train::renderer::{
 };
 use burn::train::{Interrupter, LearnerSummary};
 
-use super::losses::Losses;
-use super::outcome::Epoch;
+use crate::losses::Losses;
+use crate::outcome::Epoch;
 
 /// How to show a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum View {
+pub enum View {
     /// Burn's terminal dashboard. It takes over the terminal: `q` stops the training,
     /// Ctrl+C does not.
     Dashboard,
@@ -42,7 +42,7 @@ pub(crate) enum View {
 
 impl View {
     /// Returns the dashboard if standard input and output are terminals, else lines.
-    pub(crate) fn detect() -> Self {
+    pub fn detect() -> Self {
         match std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
             true => Self::Dashboard,
             false => Self::Lines,
@@ -53,20 +53,20 @@ impl View {
 /// The record that a [`Monitor`] writes. Clones share one record, so that the caller can read
 /// it: Burn returns the monitor only as a `dyn MetricsRenderer`.
 #[derive(Clone, Debug, Default)]
-pub(super) struct History(Arc<Mutex<Record>>);
+pub(crate) struct History(Arc<Mutex<Record>>);
 
 /// The results of a training run so far.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// The epochs that ran to their end.
-    pub(super) epochs: Vec<Epoch>,
+    pub(crate) epochs: Vec<Epoch>,
     /// The number of steps, including those of an interrupted epoch.
-    pub(super) steps: usize,
+    pub(crate) steps: usize,
 }
 
 impl History {
     /// Returns the record and leaves an empty one.
-    pub(super) fn take(&self) -> Record {
+    pub(crate) fn take(&self) -> Record {
         std::mem::take(&mut self.lock())
     }
 
@@ -76,7 +76,7 @@ impl History {
 }
 
 /// Renderer that records a training run's progress and shows it.
-pub(super) struct Monitor {
+pub(crate) struct Monitor {
     screen: Screen,
     history: History,
     losses: Losses,
@@ -111,7 +111,7 @@ enum Screen {
 impl Monitor {
     /// Creates a monitor of a training run on `devices` devices that shows `view` and adds
     /// to `history` and `losses`. The dashboard stops `interrupter` when the user presses `q`.
-    pub(super) fn new(
+    pub(crate) fn new(
         view: View,
         devices: usize,
         history: History,

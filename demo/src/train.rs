@@ -29,45 +29,45 @@ use burn::train::{
     ExecutionStrategy, Interrupter, Learner, LearningResult, SupervisedTraining, TrainingError,
 };
 
-use super::data::{Digit, DigitBatcher, Digits};
-use super::lockstep::{Lockstep, LockstepLoader};
-use super::losses::Losses;
-use super::models::{Model, Network};
-use super::outcome::Outcome;
-use super::progress::{History, Monitor, Record, View};
+use crate::data::{Digit, DigitBatcher, Digits};
+use crate::lockstep::{Lockstep, LockstepLoader};
+use crate::losses::Losses;
+use crate::models::{Model, Network};
+use crate::outcome::Outcome;
+use crate::progress::{History, Monitor, Record, View};
 
 /// Digits in a step, over all devices.
-pub(crate) const BATCH_SIZE: usize = 64;
+pub const BATCH_SIZE: usize = 64;
 
 /// The numbers of devices that divide a step, and the training set, evenly.
-pub(crate) const DEVICE_COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
+pub const DEVICE_COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// The settings of a training run.
-pub(crate) struct TrainOptions {
+pub struct TrainOptions {
     /// The network.
-    pub(crate) model: Model,
+    pub model: Model,
     /// The devices to train on together. The test uses the first device's replica.
-    pub(crate) devices: Vec<Device>,
+    pub devices: Vec<Device>,
     /// The number of passes over the training set, at least 1.
-    pub(crate) epochs: usize,
+    pub epochs: usize,
     /// Digits in a step, at least 1; each device gets an equal share.
-    pub(crate) batch_size: usize,
+    pub batch_size: usize,
     /// The seed of the data split, the initial weights and the order of the batches.
-    pub(crate) seed: u64,
+    pub seed: u64,
     /// The directory for checkpoints and metric logs; none are written if `None`.
-    pub(crate) artifacts: Option<PathBuf>,
+    pub artifacts: Option<PathBuf>,
     /// How to show the progress.
-    pub(crate) view: View,
+    pub view: View,
     /// Receives the losses while the training runs.
-    pub(crate) losses: Losses,
+    pub losses: Losses,
     /// Stops the training after the current step, for example on Ctrl+C. The caller keeps a
     /// clone to request the stop.
-    pub(crate) interrupter: Interrupter,
+    pub interrupter: Interrupter,
 }
 
 impl TrainOptions {
     /// Returns the demo's default options.
-    pub(crate) fn new(model: Model, devices: Vec<Device>) -> Self {
+    pub fn new(model: Model, devices: Vec<Device>) -> Self {
         Self {
             model,
             devices,
@@ -84,7 +84,7 @@ impl TrainOptions {
 
 /// Why a training run gave no result.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TrainError {
+pub enum TrainError {
     /// An option has a value that cannot work.
     #[error("cannot train: {0}")]
     Options(&'static str),
@@ -118,7 +118,7 @@ pub(crate) enum TrainError {
 }
 
 /// Trains the network, tests it on digits outside the training set, and returns the result.
-pub(crate) fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
+pub fn train(options: &TrainOptions) -> Result<Outcome, TrainError> {
     options.check()?;
     options.create_artifacts()?;
     let digits = Digits::split(options.seed);
@@ -256,7 +256,7 @@ fn training(
             .with_training_strategy(options.strategy().into())
             .with_interrupter(interrupter)
             .renderer(Box::new(monitor))
-            // Otherwise Burn installs a log subscriber and a panic hook; this program has its
+            // Otherwise Burn installs a log subscriber and a panic hook; the caller has its
             // own.
             .with_application_logger(None);
     match &options.artifacts {

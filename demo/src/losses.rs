@@ -7,7 +7,7 @@ use std::time::Instant;
 ///
 /// A run on several devices reports a loss for each device and step; [`by_step`] puts them in order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Losses(Arc<Shared>);
+pub struct Losses(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -16,24 +16,24 @@ struct Shared {
 }
 
 impl Losses {
-    pub(super) fn push(&self, loss: f64) {
+    pub(crate) fn push(&self, loss: f64) {
         self.lock().push(loss);
         self.0.added.notify_all();
     }
 
     /// Returns the number of losses so far.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.lock().len()
     }
 
     /// Returns the losses so far.
-    pub(crate) fn values(&self) -> Vec<f64> {
+    pub fn values(&self) -> Vec<f64> {
         self.lock().clone()
     }
 
     /// Waits until there are more than `count` losses, or until `deadline`. Returns whether there
     /// are.
-    pub(crate) fn wait_for_more(&self, count: usize, deadline: Instant) -> bool {
+    pub fn wait_for_more(&self, count: usize, deadline: Instant) -> bool {
         let timeout = deadline.saturating_duration_since(Instant::now());
         let is_waiting = |values: &mut Vec<f64>| values.len() <= count;
         let waited = self
@@ -51,7 +51,7 @@ impl Losses {
 /// Puts the losses of each step in order. A run on `devices` devices reports as many losses for each
 /// step, and all of them before any of the next step, as its devices wait for each other there. Drops
 /// those of a step that is not complete.
-pub(crate) fn by_step(mut losses: Vec<f64>, devices: usize) -> Vec<f64> {
+pub fn by_step(mut losses: Vec<f64>, devices: usize) -> Vec<f64> {
     losses.truncate(losses.len() - losses.len() % devices);
     for step in losses.chunks_mut(devices) {
         step.sort_by(f64::total_cmp);
@@ -61,7 +61,7 @@ pub(crate) fn by_step(mut losses: Vec<f64>, devices: usize) -> Vec<f64> {
 
 /// Returns the index of the first loss in which two runs differ by any bit, or the number of losses
 /// of the shorter run if one is longer; `None` if they are identical.
-pub(crate) fn first_difference(first: &[f64], second: &[f64]) -> Option<usize> {
+pub fn first_difference(first: &[f64], second: &[f64]) -> Option<usize> {
     let differs = |(first, second): (&f64, &f64)| first.to_bits() != second.to_bits();
     let different = first.iter().zip(second).position(differs);
     different.or((first.len() != second.len()).then(|| first.len().min(second.len())))

@@ -17,11 +17,11 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
-use super::data::{CLASSES, DigitBatch, PIXELS, SIDE};
+use crate::data::{CLASSES, DigitBatch, PIXELS, SIDE};
 
 /// The network to train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Model {
+pub enum Model {
     /// Two hidden layers of 128 and 64 units.
     #[default]
     Mlp,
@@ -33,7 +33,7 @@ pub(crate) enum Model {
 
 impl Model {
     /// Returns the name on the command line and in the result.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Mlp => "mlp",
             Self::Cnn => "cnn",
@@ -42,7 +42,7 @@ impl Model {
     }
 
     /// Returns Adam's initial learning rate, which falls to 0 along a cosine.
-    pub(super) const fn learning_rate(self) -> f64 {
+    pub(crate) const fn learning_rate(self) -> f64 {
         match self {
             Self::Mlp | Self::Cnn => 8e-3,
             Self::Transformer => 6e-3,
@@ -60,7 +60,7 @@ impl Model {
     clippy::large_enum_variant,
     reason = "a program has only one value of this type"
 )]
-pub(super) enum Network {
+pub(crate) enum Network {
     /// [`Model::Mlp`].
     Mlp(Mlp),
     /// [`Model::Cnn`].
@@ -71,7 +71,7 @@ pub(super) enum Network {
 
 impl Network {
     /// Creates the network for `model`, with random weights drawn on `device`.
-    pub(super) fn new(model: Model, device: &Device) -> Self {
+    pub(crate) fn new(model: Model, device: &Device) -> Self {
         match model {
             Model::Mlp => Self::Mlp(Mlp::new(device)),
             Model::Cnn => Self::Cnn(Cnn::new(device)),
@@ -80,7 +80,7 @@ impl Network {
     }
 
     /// Returns logits of shape `[batch, CLASSES]`.
-    pub(super) fn forward(&self, images: Tensor<3>) -> Tensor<2> {
+    pub(crate) fn forward(&self, images: Tensor<3>) -> Tensor<2> {
         match self {
             Self::Mlp(mlp) => mlp.forward(images),
             Self::Cnn(cnn) => cnn.forward(images),
@@ -118,7 +118,7 @@ impl InferenceStep for Network {
 
 /// A multi-layer perceptron over the 64 pixels.
 #[derive(Module, Debug)]
-pub(super) struct Mlp {
+pub(crate) struct Mlp {
     hidden_1: Linear,
     hidden_2: Linear,
     output: Linear,
@@ -144,7 +144,7 @@ impl Mlp {
 /// A convolutional network. It has no batch norm, whose running statistics would need
 /// another sync when several devices train.
 #[derive(Module, Debug)]
-pub(super) struct Cnn {
+pub(crate) struct Cnn {
     conv_1: Conv2d,
     conv_2: Conv2d,
     pool: MaxPool2d,
@@ -177,7 +177,7 @@ impl Cnn {
 
 /// A transformer over the rows of an image: each row of pixels is a token.
 #[derive(Module, Debug)]
-pub(super) struct Transformer {
+pub(crate) struct Transformer {
     embed: Linear,
     /// Position embeddings of the rows, of shape `[1, SIDE, WIDTH]`.
     positions: Param<Tensor<3>>,

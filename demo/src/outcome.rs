@@ -4,60 +4,60 @@
 
 use serde::Serialize;
 
-use super::models::Model;
+use crate::models::Model;
 
 /// The result of one training run.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     /// The network that was trained.
-    pub(crate) model: Model,
+    pub model: Model,
     /// The number of devices that trained the model.
-    pub(crate) devices: usize,
+    pub devices: usize,
     /// The names of the devices' workers. The caller fills this in, as the training does
     /// not know them.
-    pub(crate) workers: Vec<String>,
+    pub workers: Vec<String>,
     /// Whether the devices give the same bits each time. The caller fills this in.
-    pub(crate) is_exact: bool,
+    pub is_exact: bool,
     /// The number of optimiser steps, each taken by all devices together.
-    pub(crate) steps: usize,
+    pub steps: usize,
     /// The share of the test set that the trained model classifies correctly, from 0 to 1.
-    pub(crate) test_accuracy: f64,
+    pub test_accuracy: f64,
     /// Wall time of the training in seconds, including the test after each epoch.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Tensor and op bytes sent to the devices. The caller fills this in.
-    pub(crate) bytes_up: u64,
+    pub bytes_up: u64,
     /// Bytes received from the devices. The caller fills this in.
-    pub(crate) bytes_down: u64,
+    pub bytes_down: u64,
     /// The epochs that ran to their end, in order.
-    pub(crate) epochs: Vec<Epoch>,
+    pub epochs: Vec<Epoch>,
     /// Whether the user stopped the training before its last epoch.
-    pub(crate) interrupted: bool,
+    pub interrupted: bool,
     /// What was done to the workers, if they were killed. The caller fills this in.
-    pub(crate) chaos: Option<Chaos>,
+    pub chaos: Option<Chaos>,
 }
 
 /// The kills of workers during a training run, and their effect.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Chaos {
+pub struct Chaos {
     /// The workers that were killed, in order.
-    pub(crate) kills: Vec<Kill>,
+    pub kills: Vec<Kill>,
     /// The losses of each step, one for each device.
-    pub(crate) losses: Vec<f64>,
+    pub losses: Vec<f64>,
     /// Those of a run in which no worker was killed, as far as the other one went.
-    pub(crate) undisturbed: Vec<f64>,
+    pub undisturbed: Vec<f64>,
     /// The index of the first step whose losses are not the same, bit by bit; `None` if all are.
-    pub(crate) first_difference: Option<usize>,
+    pub first_difference: Option<usize>,
 }
 
 /// The kill of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Kill {
+pub struct Kill {
     /// The number of steps until then.
-    pub(crate) step: usize,
+    pub step: usize,
     /// The worker's name.
-    pub(crate) worker: String,
+    pub worker: String,
     /// The time until the next loss in milliseconds, if the worker trained.
-    pub(crate) recovery_ms: Option<u64>,
+    pub recovery_ms: Option<u64>,
 }
 
 impl Chaos {
@@ -96,7 +96,7 @@ impl Chaos {
 
     /// Formats the losses and the kills as JSON, from which `tensord-bench plot` draws a figure: the
     /// losses of each step are their mean over the devices.
-    pub(crate) fn to_json(&self, model: &str, devices: usize) -> String {
+    pub fn to_json(&self, model: &str, devices: usize) -> String {
         #[derive(Serialize)]
         struct Whole<'a> {
             chaos: Curve<'a>,
@@ -126,33 +126,33 @@ impl Chaos {
 
 impl Outcome {
     /// Returns the steps per second over the whole training.
-    pub(crate) fn steps_per_s(&self) -> f64 {
+    pub fn steps_per_s(&self) -> f64 {
         self.steps as f64 / self.seconds
     }
 }
 
 /// One pass over the training set, and the test after it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Epoch {
+pub struct Epoch {
     /// The epoch's number, from 1.
-    pub(crate) number: usize,
+    pub number: usize,
     /// Mean training loss.
-    pub(crate) loss: f64,
+    pub loss: f64,
     /// Training accuracy in percent.
-    pub(crate) accuracy: f64,
+    pub accuracy: f64,
     /// Mean loss on the test set.
-    pub(crate) test_loss: f64,
+    pub test_loss: f64,
     /// Accuracy on the test set in percent.
-    pub(crate) test_accuracy: f64,
+    pub test_accuracy: f64,
     /// The number of optimiser steps.
-    pub(crate) steps: usize,
+    pub steps: usize,
     /// Wall time in seconds, including the test.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
 }
 
 impl Epoch {
     /// Formats the epoch as one line of progress out of `epochs`; the lines of a run align.
-    pub(super) fn line(&self, epochs: usize) -> String {
+    pub(crate) fn line(&self, epochs: usize) -> String {
         let width = epochs.to_string().len();
         format!(
             "epoch {:>width$}/{epochs}  loss {:.3}  accuracy {:>5.1} %  \
@@ -167,7 +167,7 @@ impl Epoch {
 }
 
 /// Formats the outcome as aligned rows, the last one without a newline.
-pub(crate) fn render_table(outcome: &Outcome) -> String {
+pub fn render_table(outcome: &Outcome) -> String {
     let rows = [
         ("model", outcome.model.name().to_owned()),
         ("devices", outcome.devices.to_string()),
@@ -190,7 +190,7 @@ pub(crate) fn render_table(outcome: &Outcome) -> String {
 }
 
 /// Formats the outcome as one JSON object on one line.
-pub(crate) fn to_json(outcome: &Outcome) -> String {
+pub fn to_json(outcome: &Outcome) -> String {
     #[derive(Serialize)]
     struct Json<'a> {
         model: &'static str,

@@ -10,12 +10,12 @@ use std::sync::{Arc, OnceLock};
 use tracing::debug;
 
 /// The message of the first panic after [`install_hook`](Self::install_hook).
-pub(crate) struct Panics(Arc<OnceLock<String>>);
+pub struct Panics(Arc<OnceLock<String>>);
 
 impl Panics {
     /// Installs a panic hook that logs panics at level debug and prints nothing. It stays
     /// for the rest of the process, as some threads panic after the training has ended.
-    pub(crate) fn install_hook() -> Self {
+    pub fn install_hook() -> Self {
         let first = Arc::new(OnceLock::new());
         let hook = first.clone();
         panic::set_hook(Box::new(move |panic| {
@@ -26,7 +26,7 @@ impl Panics {
     }
 
     /// Returns the message of the first panic, if there was one.
-    pub(crate) fn first(&self) -> Option<&str> {
+    pub fn first(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
