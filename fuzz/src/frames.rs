@@ -123,8 +123,8 @@ fn read(body: &frame::Body, decoder: &mut OpDecoder) {
 /// Decodes the list of contents of the uploads among `ops`.
 fn read_contents(ops: &DecodedOps, list: &Bytes) {
     let mut contents = Contents::new(list.clone());
-    for op in ops {
-        let OperationIr::Init(init) = &**op else {
+    for decoded in ops {
+        let OperationIr::Init(init) = &*decoded.op else {
             continue;
         };
         let Some(size) = tensor_bytes(&init.out.shape, init.out.dtype) else {

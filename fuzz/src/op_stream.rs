@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
         match decode(&mut decoder, frame, count.into()) {
             Ok(decoded) => {
                 ops += decoded.len();
-                echo.send(decoded.iter().map(|op| &**op));
+                echo.send(decoded.iter().map(|it| &*it.op));
             }
             Err(error) => check(&error, frame),
         }
@@ -106,7 +106,7 @@ impl RoundTrip {
             .decode(&frame, ops.len() as u32)
             .unwrap_or_else(|error| panic!("{error}, in ops {:?}", names(&ops)));
         assert!(
-            plain(decoded.iter().map(|op| &**op)) == plain(ops.iter().copied()),
+            plain(decoded.iter().map(|it| &*it.op)) == plain(ops.iter().copied()),
             "{decoded:?}\nis not\n{ops:?}"
         );
     }

@@ -43,7 +43,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use self::{
-    decoder::{DecodedOps, OpDecoder},
+    decoder::{DecodedOp, DecodedOps, OpDecoder},
     encoder::OpEncoder,
     name::OpName,
 };
@@ -56,7 +56,9 @@ pub const MAX_OPS_PER_FRAME: u32 = 1 << 16;
 /// few bytes can stand for very many ops.
 pub const MAX_PLAIN_BYTES_PER_FRAME: usize = 8 << 20;
 
-/// Maximum number of dimensions of a tensor.
+/// Maximum number of dimensions of a tensor. In Burn the rank is part of a tensor's type, and
+/// programs use single-digit ranks; a rule of an op may compare each pair of dimensions, or use a
+/// bit for each.
 pub const MAX_RANK: usize = 32;
 
 /// Why bytes could not be decoded.
@@ -97,10 +99,7 @@ pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize
     let kind = kind.ok_or_else(|| error("the type is missing".into()))?;
     let dtype: DType = decode("dtype", &kind.dtype)?;
     if kind.shape.len() > MAX_RANK {
-        return Err(error(format!(
-            "a shape has {} dimensions; the limit is {MAX_RANK}",
-            kind.shape.len()
-        )));
+        return Err(error(rank_error(kind.shape.len())));
     }
     let shape: Option<Vec<usize>> = kind
         .shape
@@ -116,6 +115,10 @@ pub fn decode_type(kind: Option<&v1::TensorType>) -> Result<(Shape, DType, usize
         ))
     })?;
     Ok((shape, dtype, bytes))
+}
+
+fn rank_error(rank: usize) -> String {
+    format!("a shape has {rank} dimensions; the limit is {MAX_RANK}")
 }
 
 /// Returns the size of a tensor's data in bytes, or `None` if it overflows.
@@ -135,9 +138,13 @@ pub fn encode_tensor(tensor: &TensorIr) -> Bytes {
 ///
 /// # Errors
 ///
-/// When the bytes are not a tensor reference.
+/// When the bytes are not a tensor reference, or its shape has more than [`MAX_RANK`] dimensions.
 pub fn decode_tensor(bytes: &[u8]) -> Result<TensorIr, CodecError> {
-    decode("tensor", bytes)
+    let tensor: TensorIr = decode("tensor", bytes)?;
+    match tensor.shape.len() {
+        0..=MAX_RANK => Ok(tensor),
+        rank => Err(CodecError::new("tensor", 0, rank_error(rank))),
+    }
 }
 
 /// Maximum number of dtypes in a profile: somewhat more than exist.

@@ -15,9 +15,24 @@ use super::{
 /// bytes may claim to hold very many.
 const FIRST_OPS: usize = 1 << 10;
 
-/// The ops of a frame, in order. They are boxed, as an op has over 600 bytes and is moved
-/// several times. The allocator often reuses the memory of an op just freed.
-pub type DecodedOps = Vec<Box<OperationIr>>;
+/// The largest capacity that the buffers for the current op keep between frames, in values and in bytes. Usual ops
+/// fit; a client may send one op that takes megabytes.
+const KEPT_VALUES: usize = 1 << 10;
+const KEPT_BYTES: usize = 16 << 10;
+
+/// The ops of a frame, in order.
+pub type DecodedOps = Vec<DecodedOp>;
+
+/// An op of a frame.
+#[derive(Debug)]
+pub struct DecodedOp {
+    /// The op. It is boxed, as an op has over 600 bytes and is moved several times. The
+    /// allocator often reuses the memory of an op just freed.
+    pub op: Box<OperationIr>,
+    /// Size of the op in bytes, as postcard writes it. In memory an op takes over 600 bytes,
+    /// and with many tensors some 25 times this size.
+    pub plain_bytes: u32,
+}
 
 /// Decodes a session's ops, in order.
 #[derive(Debug, Default)]
@@ -81,6 +96,7 @@ impl OpDecoder {
         while frame.ops.len() < count {
             self.record(&mut frame)?;
         }
+        self.shrink_buffers();
         match frame.reader.left() {
             0 => Ok(frame.ops),
             left => {
@@ -88,6 +104,15 @@ impl OpDecoder {
                 Err(frame.reader.error(rule))
             }
         }
+    }
+
+    fn shrink_buffers(&mut self) {
+        self.values.clear();
+        self.values.shrink_to(KEPT_VALUES);
+        self.holes.clear();
+        self.holes.shrink_to(KEPT_VALUES);
+        self.plain.clear();
+        self.plain.shrink_to(KEPT_BYTES);
     }
 
     /// Records a tensor that no op made, such as an upload. The encoder must have
@@ -233,12 +258,50 @@ impl Frame<'_> {
         }
         let rule = match take(plain) {
             Ok((op, len)) if len == plain.len() => {
-                self.ops.push(op);
+                let plain_bytes = plain.len() as u32;
+                self.ops.push(DecodedOp { op, plain_bytes });
                 return Ok(());
             }
             Ok((_, len)) => format!("{} bytes follow the end of an op", plain.len() - len),
             Err((at, e)) => format!("malformed op: {e}, at byte {at} of the op"),
         };
         Err(self.reader.error(rule))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::DType;
+    use burn_ir::{CustomOpIr, TensorIr};
+
+    use super::{super::OpEncoder, *};
+
+    #[test]
+    fn buffers_of_a_large_op_are_not_kept() {
+        let (mut encoder, mut decoder) = (OpEncoder::default(), OpDecoder::default());
+        let mut send = |inputs: u64| {
+            let tensor = |id| TensorIr::uninit(TensorId::new(id), [1].into(), DType::F32);
+            let inputs: Vec<_> = (0..inputs).map(tensor).collect();
+            let op = OperationIr::Custom(CustomOpIr::new("op", &inputs, &[]));
+            let mut frame = Vec::new();
+            encoder.encode(&op, &mut frame);
+            encoder.finish(&mut frame);
+            assert_eq!(decoder.decode(&frame, 1).unwrap().len(), 1);
+            let OpDecoder {
+                values,
+                holes,
+                plain,
+                ..
+            } = &decoder;
+            (values.capacity(), holes.capacity(), plain.capacity())
+        };
+        let (values, holes, plain) = send(100_000);
+        assert!(values <= KEPT_VALUES && holes <= KEPT_VALUES && plain <= KEPT_BYTES);
+        // They are kept for the next frame of usual ops.
+        let small = send(100);
+        assert!(
+            small.0 >= 100 && small.1 >= 100 && small.2 >= 400,
+            "{small:?}"
+        );
     }
 }

@@ -4,13 +4,9 @@ use std::fmt::Write as _;
 
 use burn_backend::{DType, Slice};
 use burn_ir::TensorIr;
-use tensord_proto::v1::FaultKind;
+use tensord_proto::{codec::MAX_RANK, v1::FaultKind};
 
 use super::{OpCheckResult, RuleViolation};
-
-/// Most dims of a tensor. In Burn the rank is part of a tensor's type, and programs use
-/// single-digit ranks; a rule may compare each pair of dims, or use a bit for each.
-const MAX_RANK: usize = 32;
 
 /// Largest product of the nonzero dims of a tensor that also has a dim of 0. Such a tensor
 /// has no bytes, but kernels still loop over its other dims; the limit keeps that within

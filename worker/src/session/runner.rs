@@ -46,7 +46,7 @@ use burn_ir::{OperationIr, TensorId, TensorIr};
 use bytes::Bytes;
 use tensord_backend::TensorStore;
 use tensord_proto::{
-    codec::CodecError,
+    codec::{CodecError, DecodedOp},
     collective_op::{AllReduce, CollectiveOp},
     v1::Mark,
 };
@@ -71,9 +71,6 @@ use super::{
     uploads::{Payload, Uploads},
 };
 use crate::{collective::Outcome, locks::lock, memory::SessionMemory, op_progress::OpProgress};
-
-/// Maximum number of deferred tasks and syncs. At the limit all other work waits.
-const MAX_DEFERRED: usize = 8192;
 
 /// The outcome of one step.
 pub(crate) enum Step {
@@ -196,7 +193,7 @@ impl Runner {
             return Ok(step);
         }
         let must_drain = self.plans.is_mark_next() && !self.is_drained();
-        if must_drain || self.deferred.len() >= MAX_DEFERRED || self.collectives.is_full() {
+        if must_drain || self.deferred.is_full() || self.collectives.is_full() {
             self.collectives.flush();
             return Ok(Step::NeedsOutcome);
         }
@@ -220,22 +217,23 @@ impl Runner {
         }
     }
 
-    fn next_op(&mut self, op: Box<OperationIr>, number: u64) -> Result<Step, CodecError> {
-        let step = match &*op {
+    fn next_op(&mut self, decoded: DecodedOp, number: u64) -> Result<Step, CodecError> {
+        let op = &decoded.op;
+        let step = match &**op {
             OperationIr::Init(init) => {
                 self.interpreter.current.set(number);
                 self.upload(&init.out)?
             }
             _ if self.deferred.is_empty()
-                && !AllReduce::is(&op)
-                && !self.interpreter.tensors.must_wait(&op) =>
+                && !AllReduce::is(op)
+                && !self.interpreter.tensors.must_wait(op) =>
             {
                 self.interpreter.current.set(number);
-                self.run_op(op);
+                self.run_op(decoded.op);
                 Step::Ran(0, None)
             }
             _ => {
-                let kind = TaskKind::Op(op);
+                let kind = TaskKind::Op(decoded);
                 return Ok(self.run_or_defer(Task { kind, number }, 0));
             }
         };
@@ -306,8 +304,8 @@ impl Runner {
     fn execute_task(&mut self, task: Task) -> Option<Reply> {
         self.interpreter.current.set(task.number);
         let reply = match task.kind {
-            TaskKind::Op(op) => {
-                self.run_op(op);
+            TaskKind::Op(decoded) => {
+                self.run_op(decoded.op);
                 None
             }
             TaskKind::Other(work) => self.execute_work(work),
@@ -449,7 +447,9 @@ impl Runner {
     fn must_wait(&self, task: &Task) -> bool {
         let tensors = &self.interpreter.tensors;
         match &task.kind {
-            TaskKind::Op(op) => tensors.must_wait(op) || self.must_begin_after(task).is_some(),
+            TaskKind::Op(decoded) => {
+                tensors.must_wait(&decoded.op) || self.must_begin_after(task).is_some()
+            }
             TaskKind::Other(Work::Read { tensor, .. } | Work::Offer { tensor, .. }) => {
                 tensors.is_pending(tensor.id)
             }
@@ -462,8 +462,8 @@ impl Runner {
     /// if `task` is not an all-reduce or may begin.
     fn must_begin_after(&self, task: &Task) -> Option<TensorId> {
         match &task.kind {
-            TaskKind::Op(op) => {
-                AllReduce::of(op).and_then(|op| self.collectives.preceding_unstarted(&op))
+            TaskKind::Op(decoded) => {
+                AllReduce::of(&decoded.op).and_then(|op| self.collectives.preceding_unstarted(&op))
             }
             TaskKind::Other(_) => None,
         }

@@ -221,7 +221,7 @@ fn encoder_reports_a_full_frame() {
         if pair.encoder.is_full() {
             pair.encoder.finish(&mut frame);
             let decoded = pair.decoder.decode(&frame, ops.len() as u32).unwrap();
-            assert!(decoded.iter().map(|op| &**op).eq(&ops) && frame.len() < 64);
+            assert!(decoded.iter().map(|it| &*it.op).eq(&ops) && frame.len() < 64);
             (frames, frame, ops) = (frames + 1, Vec::new(), Vec::new());
         }
     }

@@ -38,7 +38,7 @@ pub(super) struct AllReduceOrder {
 impl AllReduceOrder {
     /// Records the all-reduces among `ops`, which were just decoded.
     pub(super) fn record(&mut self, ops: &DecodedOps) {
-        for op in ops.iter().filter_map(|op| AllReduce::of(op)) {
+        for op in ops.iter().filter_map(|it| AllReduce::of(&it.op)) {
             let group = self.decoded.entry(op.lease_ranks.clone()).or_default();
             group.push_back(op);
         }

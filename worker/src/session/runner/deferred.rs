@@ -11,11 +11,20 @@ use burn_ir::TensorId;
 
 use super::{SyncRequest, plan::Task};
 
+/// Maximum number of deferred tasks and syncs. At the limit all other work waits.
+const MAX_DEFERRED: usize = 8192;
+
+/// Maximum size of deferred tasks, as [`Task::plain_bytes`] counts it: more than [`MAX_DEFERRED`] usual ops have. The
+/// last one may exceed it.
+const MAX_DEFERRED_BYTES: usize = 1 << 20;
+
 /// Deferred tasks and syncs.
 #[derive(Default)]
 pub(super) struct Deferred {
     /// Tasks by number, in the order they were deferred.
     waiting: BTreeMap<u64, DeferredTask>,
+    /// Size of these tasks.
+    waiting_bytes: usize,
     next: u64,
     /// Numbers of the tasks that no longer wait.
     ready: BTreeSet<u64>,
@@ -32,6 +41,7 @@ pub(super) struct Deferred {
 struct DeferredTask {
     /// `None` while the caller of [`Deferred::next_ready`] has the task.
     task: Option<Task>,
+    plain_bytes: usize,
     made: Vec<TensorId>,
     used: Vec<TensorId>,
     /// Number of events that the task waits for.
@@ -52,12 +62,17 @@ fn used_once(task: &Task) -> Vec<(TensorId, bool)> {
 }
 
 impl Deferred {
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len() + self.syncs.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns whether no more may be deferred.
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= MAX_DEFERRED || self.waiting_bytes >= MAX_DEFERRED_BYTES
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len() + self.syncs.len()
     }
 
     /// Returns whether `task` uses a tensor that a deferred task makes, or consumes one
@@ -86,10 +101,13 @@ impl Deferred {
         let mut made = Vec::new();
         task.visit_made(&mut |id| made.push(id));
         let used = used_once(&task);
+        let plain_bytes = task.plain_bytes();
+        self.waiting_bytes += plain_bytes;
         self.waiting.insert(
             number,
             DeferredTask {
                 task: None,
+                plain_bytes,
                 made: Vec::new(),
                 used: Vec::new(),
                 blockers: 0,
@@ -187,6 +205,7 @@ impl Deferred {
         let Some(waiting) = self.waiting.remove(&number) else {
             return;
         };
+        self.waiting_bytes -= waiting.plain_bytes;
         for id in &waiting.made {
             self.makers.remove(id);
         }
@@ -244,8 +263,12 @@ impl Deferred {
 mod tests {
     use burn_backend::DType;
     use burn_ir::{BaseOperationIr, CatOpIr, OperationIr, TensorIr, TensorStatus};
+    use tensord_proto::codec::DecodedOp;
 
     use super::{super::plan::TaskKind, *};
+
+    /// Size of a task in this test: four of them are the limit.
+    const TASK_BYTES: u32 = (MAX_DEFERRED_BYTES / 4) as u32;
 
     /// Returns a task that mentions tensor 1 many times.
     fn mentions(out: u64, status: TensorStatus) -> Task {
@@ -260,8 +283,12 @@ mod tests {
             dim: 0,
             out: tensor(out, TensorStatus::NotInit),
         });
+        let decoded = DecodedOp {
+            op: Box::new(OperationIr::BaseFloat(cat)),
+            plain_bytes: TASK_BYTES,
+        };
         Task {
-            kind: TaskKind::Op(Box::new(OperationIr::BaseFloat(cat))),
+            kind: TaskKind::Op(decoded),
             number: out,
         }
     }
@@ -278,6 +305,7 @@ mod tests {
             TensorStatus::ReadWrite,
         ];
         for (out, status) in (10..).zip(statuses) {
+            assert!(!deferred.is_full());
             deferred.put(mentions(out, status), None, |id| id == value);
         }
         let waiting = deferred.waiting.values();
@@ -287,13 +315,16 @@ mod tests {
         let expected: [(usize, &[u64]); 4] = [(1, &[2]), (1, &[2]), (3, &[3]), (2, &[])];
         assert_eq!(waiting, expected);
         assert_eq!(deferred.values[&value], [0, 1, 2, 3]);
+        assert!(deferred.is_full(), "by the size of the tasks");
         deferred.settled(value);
         let mut done = Vec::new();
         while let Some((number, _)) = deferred.next_ready() {
             done.push(number);
             deferred.done(number);
+            assert!(!deferred.is_full());
         }
         assert_eq!(done, [0, 1, 2, 3]);
         assert!(deferred.is_empty() && deferred.users.is_empty());
+        assert_eq!(deferred.waiting_bytes, 0);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use bytes::Bytes;
-use tensord_proto::codec::{CodecError, DecodedOps, OpDecoder};
+use tensord_proto::codec::{CodecError, DecodedOp, DecodedOps, OpDecoder};
 
 use super::Work;
 
@@ -14,10 +14,15 @@ use super::Work;
 /// the backward pass of a large one, at some hundred bytes each.
 const AHEAD_OPS: usize = 8192;
 
+/// Approximate size of ops that are decoded ahead, as [`DecodedOp::plain_bytes`] counts it: more than [`AHEAD_OPS`]
+/// usual ops have, which have some tens of these bytes each. A frame of a few bytes may stand for thousands of ops
+/// with a thousand inputs each.
+const AHEAD_BYTES: usize = 1 << 20;
+
 /// Decoded work.
 enum Plan {
-    /// A frame of ops, and the contents list of its uploads until the frame begins.
-    Ops(VecDeque<Box<OperationIr>>, Option<Bytes>),
+    /// The ops of a frame, and the contents list of its uploads until the frame begins.
+    Ops(VecDeque<DecodedOp>, Option<Bytes>),
     Other(Work),
     Close,
 }
@@ -27,7 +32,7 @@ enum Plan {
 pub(super) enum Planned {
     /// A frame of ops with this contents list begins.
     FrameBegin(Bytes),
-    Op(Box<OperationIr>, u64),
+    Op(DecodedOp, u64),
     /// The ops of a frame are done, which returns these bytes of credit.
     FrameEnd(usize),
     Other(Task, usize),
@@ -43,17 +48,25 @@ pub(super) struct Task {
 }
 
 pub(super) enum TaskKind {
-    Op(Box<OperationIr>),
+    Op(DecodedOp),
     Other(Work),
 }
 
 impl Task {
+    /// Returns the task's size, as [`DecodedOp::plain_bytes`] counts it. Work other than ops is small.
+    pub(super) fn plain_bytes(&self) -> usize {
+        match &self.kind {
+            TaskKind::Op(decoded) => decoded.plain_bytes as usize,
+            TaskKind::Other(_) => 0,
+        }
+    }
+
     /// Calls `visit` with each tensor that the task uses, and whether the task consumes
     /// it.
     pub(super) fn visit_used(&self, visit: &mut dyn FnMut(TensorId, bool)) {
         let mut one = |tensor: &TensorIr| visit(tensor.id, is_consumed(tensor));
         match &self.kind {
-            TaskKind::Op(op) => match &**op {
+            TaskKind::Op(decoded) => match &*decoded.op {
                 OperationIr::Drop(tensor) => visit(tensor.id, true),
                 op => op.inputs().for_each(one),
             },
@@ -66,7 +79,7 @@ impl Task {
     /// Calls `visit` with each tensor that the task makes.
     pub(super) fn visit_made(&self, visit: &mut dyn FnMut(TensorId)) {
         match &self.kind {
-            TaskKind::Op(op) => op.outputs().for_each(|out| visit(out.id)),
+            TaskKind::Op(decoded) => decoded.op.outputs().for_each(|out| visit(out.id)),
             TaskKind::Other(Work::Alias { id, .. } | Work::Poison { id, .. }) => visit(*id),
             TaskKind::Other(Work::Take { out, .. }) => visit(out.id),
             TaskKind::Other(_) => {}
@@ -86,6 +99,8 @@ pub(super) struct PlanQueue {
     plans: VecDeque<(Plan, usize)>,
     /// Number of ops and other pieces of work in `plans`.
     planned_ops: usize,
+    /// Size of the ops in `plans`, as [`DecodedOp::plain_bytes`] counts it.
+    planned_bytes: usize,
     /// Number of ops whose turn has come.
     ops_seen: u64,
     /// Whether a mark is planned. Nothing is planned behind it, as all-reduces begin when they are
@@ -123,7 +138,8 @@ impl PlanQueue {
 
     /// Returns whether more work may be decoded ahead.
     pub(super) fn has_room(&self) -> bool {
-        self.planned_ops < AHEAD_OPS && !self.has_mark
+        let has_room = self.planned_ops < AHEAD_OPS && self.planned_bytes < AHEAD_BYTES;
+        has_room && !self.has_mark
     }
 
     /// Decodes and queues a piece of work, which returns `credit` bytes when done. Calls
@@ -151,7 +167,9 @@ impl PlanQueue {
                 contents,
             } => {
                 let ops = self.decoder.decode(&encoded, count)?;
+                let bytes = ops.iter().map(|decoded| decoded.plain_bytes as usize);
                 self.planned_ops += ops.len();
+                self.planned_bytes += bytes.sum::<usize>();
                 on_ops(&ops);
                 Plan::Ops(ops.into(), Some(contents))
             }
@@ -187,6 +205,7 @@ impl PlanQueue {
                 }
                 if let Some(op) = ops.pop_front() {
                     self.planned_ops -= 1;
+                    self.planned_bytes -= op.plain_bytes as usize;
                     self.ops_seen += 1;
                     return Some(Planned::Op(op, self.ops_seen));
                 }
@@ -218,8 +237,57 @@ impl PlanQueue {
     #[cfg(feature = "testing")]
     pub(super) fn next_op(&self) -> Option<&OperationIr> {
         match self.plans.front() {
-            Some((Plan::Ops(ops, _), _)) => ops.front().map(|op| &**op),
+            Some((Plan::Ops(ops, _), _)) => ops.front().map(|decoded| &*decoded.op),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::DType;
+    use burn_ir::{CustomOpIr, TensorIr};
+    use tensord_proto::codec::OpEncoder;
+
+    use super::*;
+
+    /// Returns a frame of `count` equal ops that have a thousand inputs each.
+    fn frame(encoder: &mut OpEncoder, count: u32) -> Work {
+        let tensor = |id| TensorIr::uninit(TensorId::new(id), [1].into(), DType::F32);
+        let inputs: Vec<_> = (0..1000).map(tensor).collect();
+        let op = OperationIr::Custom(CustomOpIr::new("large", &inputs, &[]));
+        let mut encoded = Vec::new();
+        (0..count).for_each(|_| encoder.encode(&op, &mut encoded));
+        encoder.finish(&mut encoded);
+        Work::Ops {
+            count,
+            encoded: encoded.into(),
+            contents: Bytes::new(),
+        }
+    }
+
+    #[test]
+    fn large_ops_are_decoded_ahead_within_a_bound_of_bytes() {
+        const OPS: u32 = 100;
+        let (mut queue, mut encoder) = (PlanQueue::default(), OpEncoder::default());
+        let (mut frames, mut of_one) = (0, 0);
+        while queue.has_room() {
+            queue.push(frame(&mut encoder, OPS), 7, |_| {}).unwrap();
+            frames += 1;
+            of_one = queue.planned_bytes / frames;
+        }
+        assert!(queue.planned_ops < AHEAD_OPS);
+        assert!((AHEAD_BYTES..AHEAD_BYTES + of_one).contains(&queue.planned_bytes));
+        let (mut ops, mut ended) = (0, 0);
+        while let Some(next) = queue.next() {
+            match next {
+                Planned::FrameEnd(credit) => ended += credit,
+                Planned::Op(..) => ops += 1,
+                _ => {}
+            }
+        }
+        assert_eq!((ops, ended), (frames * OPS as usize, frames * 7));
+        assert_eq!((queue.planned_ops, queue.planned_bytes), (0, 0));
+        assert!(queue.has_room());
     }
 }
