@@ -4,9 +4,11 @@
 //!
 //! Recording never blocks: entries go through a bounded queue to a thread that writes
 //! them. Entries that find the queue full are counted instead, and so are denials beyond
-//! ten a second for one cause. The counts are written as entries, too.
+//! ten a second for one cause, and other entries that one tenant or worker causes too fast
+//! ([`flood_limit`]). The counts are written as entries, too.
 
 mod file;
+mod flood_limit;
 
 use std::{
     net::SocketAddr,
@@ -24,7 +26,10 @@ use serde::Serialize;
 use tensord_proto::text::{MESSAGE_CHARS, NAME_CHARS, sanitize};
 use tracing::warn;
 
-use self::file::Files;
+use self::{
+    file::Files,
+    flood_limit::{Cause, FloodLimit},
+};
 use crate::rate::{Decision, Limiter, SECOND};
 
 /// Capacity of the queue of entries to write: as many as a busy pool records in a second,
@@ -56,7 +61,8 @@ pub(crate) enum EntryKind {
     Revoked,
     /// A lease ended, or a client or worker is gone.
     Ended,
-    /// Entries were lost because the queue was full.
+    /// Entries were lost because the queue was full, or because the tenant or worker has
+    /// caused too many.
     Lost,
 }
 
@@ -172,6 +178,27 @@ impl Entry {
         self
     }
 
+    /// Creates the entry for `count` entries that were not written because of their cause.
+    fn skipped(cause: Cause, count: u64) -> Self {
+        let mut entry = Self::new(EntryKind::Lost);
+        match cause {
+            Cause::Tenant(tenant) => entry.tenant = Some(tenant),
+            Cause::Worker(name) => entry.name = Some(name),
+        }
+        entry.reason("too many entries").count(count)
+    }
+
+    /// Returns who may cause such entries as fast as it likes, if somebody may.
+    fn cause(&self) -> Option<Cause> {
+        let is_limited = match self.event {
+            EntryKind::Admitted | EntryKind::Granted | EntryKind::Ended => true,
+            EntryKind::Denied | EntryKind::Revoked | EntryKind::Lost => false,
+        };
+        let worker = self.name.clone().map(Cause::Worker);
+        let cause = worker.or_else(|| self.tenant.clone().map(Cause::Tenant));
+        cause.filter(|_| is_limited)
+    }
+
     fn count(mut self, count: u64) -> Self {
         self.count = Some(count);
         self
@@ -200,11 +227,16 @@ struct Inner {
 struct Shared {
     lost: AtomicU64,
     denials: Mutex<Limiter<&'static str>>,
+    floods: Mutex<FloodLimit>,
 }
 
 impl Shared {
     fn denials(&self) -> MutexGuard<'_, Limiter<&'static str>> {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn floods(&self) -> MutexGuard<'_, FloodLimit> {
+        self.floods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,11 +268,17 @@ impl Audit {
         }))))
     }
 
-    /// Queues an entry; counts it as lost if the queue is full.
+    /// Queues an entry; counts it as lost if the queue is full, or its tenant or worker has
+    /// caused too many.
     pub(crate) fn record(&self, entry: Entry) {
         let Some(inner) = &self.0 else {
             return;
         };
+        if let Some(cause) = entry.cause()
+            && !inner.shared.floods().admit(cause, Instant::now())
+        {
+            return;
+        }
         let entries = inner
             .entries
             .as_ref()
@@ -301,6 +339,10 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
         let skipped = shared.denials().skipped(until);
         for (count, cause) in skipped {
             put(&Entry::new(EntryKind::Denied).reason(cause).count(count));
+        }
+        let skipped = shared.floods().take_skipped();
+        for (cause, count) in skipped {
+            put(&Entry::skipped(cause, count));
         }
         match shared.lost.swap(0, Ordering::Relaxed) {
             0 => {}

@@ -12,6 +12,18 @@ fn settings(directory: &Path, file_bytes: u64, files: u32) -> Settings {
     }
 }
 
+/// Returns a log that only queues entries, with what the thread that writes them has of it.
+fn queue(capacity: usize) -> (Audit, Arc<Shared>, Receiver<Entry>) {
+    let (sender, entries) = sync_channel(capacity);
+    let shared = Arc::<Shared>::default();
+    let audit = Audit(Some(Arc::new(Inner {
+        entries: Some(sender),
+        shared: shared.clone(),
+        writer: None,
+    })));
+    (audit, shared, entries)
+}
+
 /// Returns the lines of a file, without their times.
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
@@ -84,14 +96,34 @@ fn frequent_denials_of_one_cause_are_counted() {
 }
 
 #[test]
+fn flood_of_one_tenant_is_counted_and_leaves_room_for_others() {
+    const FLOOD: u64 = 5000;
+    let (audit, shared, entries) = queue(FLOOD as usize);
+    let of = |tenant| Entry::new(EntryKind::Admitted).token("t", "program", tenant);
+    (0..FLOOD).for_each(|_| audit.record(of("a")));
+    audit.record(of("b"));
+    audit.record(Entry::new(EntryKind::Revoked).token("t", "program", "a"));
+    drop(audit);
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = Files::open(settings(dir.path(), 1 << 24, 2)).unwrap();
+    write(&entries, &shared, &mut files);
+    let lines = lines(&dir.path().join("audit.jsonl"));
+    let of = |event: &str, tenant: &str| {
+        let is_it = |line: &&Value| line["event"] == event && line["tenant"] == tenant;
+        let counts = lines.iter().filter(is_it);
+        let counts = counts.map(|line| line["count"].as_u64().unwrap_or(1));
+        counts.sum::<u64>()
+    };
+    let written = of("admitted", "a");
+    // On a slow machine the entries may span several seconds.
+    assert!((2000..FLOOD).contains(&written), "{written}");
+    assert_eq!(written + of("lost", "a"), FLOOD);
+    assert_eq!((of("admitted", "b"), of("revoked", "a")), (1, 1));
+}
+
+#[test]
 fn full_queue_drops_and_counts_entries() {
-    let (sender, entries) = sync_channel(2);
-    let shared = Arc::<Shared>::default();
-    let audit = Audit(Some(Arc::new(Inner {
-        entries: Some(sender),
-        shared: shared.clone(),
-        writer: None,
-    })));
+    let (audit, shared, entries) = queue(2);
     for _ in 0..5 {
         audit.record(Entry::new(EntryKind::Admitted));
     }

@@ -1,0 +1,98 @@
+//! How many entries a tenant or a worker may cause. Pure: the time is an argument.
+//!
+//! A program can attach and detach again and again, and the log keeps so many bytes in all. So after a number of
+//! entries at once, those of a tenant or worker are written at a bounded rate, and others are counted.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+/// Time after which a tenant or worker may cause another entry.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The most entries at once after a pause: a thousand programs that start at the same time cause two each.
+const MAX_AVAILABLE: u32 = 2000;
+
+/// Whose program or process has caused an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Cause {
+    /// A program of the tenant of this name.
+    Tenant(String),
+    /// The worker of this name.
+    Worker(String),
+}
+
+/// The entries that each tenant and worker may still cause. There are as many of these as tenants and workers have
+/// been admitted, whose numbers are bounded.
+#[derive(Debug, Default)]
+pub(super) struct FloodLimit(HashMap<Cause, Bucket>);
+
+#[derive(Debug)]
+struct Bucket {
+    available: u32,
+    /// The time up to which `available` counts.
+    as_of: Instant,
+    skipped: u64,
+}
+
+impl FloodLimit {
+    /// Returns whether an entry may be written at `now`, and counts it otherwise.
+    pub(super) fn admit(&mut self, cause: Cause, now: Instant) -> bool {
+        let bucket = self.0.entry(cause).or_insert(Bucket {
+            available: MAX_AVAILABLE,
+            as_of: now,
+            skipped: 0,
+        });
+        let passed = now.saturating_duration_since(bucket.as_of);
+        let earned = u32::try_from(passed.as_nanos() / INTERVAL.as_nanos()).unwrap_or(u32::MAX);
+        // What is left of an interval counts for the next entry.
+        bucket.as_of += INTERVAL.saturating_mul(earned).min(passed);
+        bucket.available = bucket.available.saturating_add(earned).min(MAX_AVAILABLE);
+        let is_admitted = bucket.available > 0;
+        match is_admitted {
+            true => bucket.available -= 1,
+            false => bucket.skipped += 1,
+        }
+        is_admitted
+    }
+
+    /// Returns the number of entries that were counted since the last call, by their cause.
+    pub(super) fn take_skipped(&mut self) -> Vec<(Cause, u64)> {
+        let skipped = self.0.iter_mut();
+        let skipped = skipped.filter(|(_, bucket)| bucket.skipped > 0);
+        let take = |(cause, bucket): (&Cause, &mut Bucket)| {
+            (cause.clone(), std::mem::take(&mut bucket.skipped))
+        };
+        skipped.map(take).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_one_cause_is_counted_and_others_are_written() {
+        let (mut limit, start) = (FloodLimit::default(), Instant::now());
+        let [a, b] = [Cause::Tenant("a".into()), Cause::Worker("a".into())];
+        let mut admitted = |cause: &Cause, count: u32, at| {
+            let at = start + Duration::from_millis(at);
+            let all = (0..count).filter(|_| limit.admit(cause.clone(), at));
+            all.count() as u32
+        };
+        assert_eq!(admitted(&a, MAX_AVAILABLE + 7, 0), MAX_AVAILABLE);
+        assert_eq!(admitted(&b, 1, 0), 1);
+        assert_eq!(admitted(&a, 5, 99), 0);
+        assert_eq!(admitted(&a, 5, 250), 2);
+        // The half interval from before counts.
+        assert_eq!(admitted(&a, 5, 300), 1);
+        // Not a time at which nothing has passed.
+        assert_eq!(admitted(&a, 5, 200), 0);
+        let later = 300 + 100 * u64::from(MAX_AVAILABLE) + 99_999;
+        assert_eq!(admitted(&a, 2 * MAX_AVAILABLE, later), MAX_AVAILABLE);
+        let skipped = 7 + 5 + 3 + 4 + 5 + u64::from(MAX_AVAILABLE);
+        assert_eq!(limit.take_skipped(), [(a, skipped)]);
+        assert_eq!(limit.take_skipped(), []);
+    }
+}
