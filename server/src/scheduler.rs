@@ -37,7 +37,7 @@ use tensord_proto::v1::{
 };
 use tensord_scheduler::{Engine, Event, Timestamp};
 use tensord_transport::{control, listen::BindError};
-use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet, time::timeout};
 use tonic::service::{Routes, interceptor::InterceptedService};
 
 use self::{
@@ -240,6 +240,7 @@ impl Scheduler {
             driver: driver.clone(),
             audit,
             usage,
+            status_replies: Arc::new(Semaphore::new(service::STATUS_REPLIES)),
         };
         let shared = Arc::new(shared);
         let service = Service(shared.clone());

@@ -46,7 +46,7 @@ use tracing::{error, warn};
 
 use self::{
     explanations::ExplanationLimit, holders::Holders, preparations::Preparations,
-    workers::JoinedWorker,
+    status::StatusCalls, workers::JoinedWorker,
 };
 pub(super) use self::{
     holders::credential_mismatch,
@@ -95,6 +95,8 @@ enum Wakeup {
     Deadline,
     /// Inputs have waited long enough for marks of clients.
     Prepared,
+    /// Status calls that wait are due.
+    StatusDue,
 }
 
 /// The peer whose stream a reader reads.
@@ -135,6 +137,7 @@ pub(super) struct Driver {
     unrecorded: FuturesUnordered<BoxFuture<'static, (ClientId, StreamId, PoolMessage)>>,
     /// How many explanations of waits clients have had of late.
     explained: ExplanationLimit,
+    status_calls: StatusCalls,
     /// The inputs that wait for marks of clients.
     preparations: Preparations<Box<Input>>,
     next_stream: u64,
@@ -185,6 +188,7 @@ impl Driver {
             workers: HashMap::new(),
             unrecorded: FuturesUnordered::new(),
             explained: ExplanationLimit::default(),
+            status_calls: StatusCalls::default(),
             preparations: Preparations::default(),
             next_stream: 0,
             readers: JoinSet::new(),
@@ -205,6 +209,7 @@ impl Driver {
             let deadline = self.engine.next_deadline();
             let deadline = deadline.map(|at| self.started + Duration::from_millis(at.as_millis()));
             let prepared_by = self.preparations.next_deadline();
+            let status_at = self.status_calls.next_deadline(Instant::now());
             let next = tokio::select! {
                 Some(input) = self.inputs.recv() => Wakeup::Input(Box::new(input)),
                 Some((client, stream, reply)) = self.unrecorded.next() => {
@@ -217,6 +222,9 @@ impl Driver {
                 }
                 () = sleep_until(prepared_by.unwrap_or(self.started)), if prepared_by.is_some() => {
                     Wakeup::Prepared
+                }
+                () = sleep_until(status_at.unwrap_or(self.started)), if status_at.is_some() => {
+                    Wakeup::StatusDue
                 }
             };
             // The first event after a gap may be a stream that ended because of the gap, so
@@ -233,6 +241,7 @@ impl Driver {
                         self.handle(*input);
                     }
                 }
+                Wakeup::StatusDue => self.reply_to_status_calls(),
             }
         }
         self.close_streams().await;
@@ -292,10 +301,7 @@ impl Driver {
             Input::FromWorker(worker, stream, message) => {
                 self.on_worker_message(worker, stream, message)
             }
-            Input::Status(auth, reply) => {
-                // An error means that the caller is gone.
-                let _ = reply.send(self.status(&auth));
-            }
+            Input::Status(call) => self.on_status_call(call),
             Input::Revoke { token, reply } => {
                 let revoked = Revoked {
                     clients: self.revoke_clients(&token),

@@ -18,7 +18,10 @@ use tensord_transport::{
     AdmissionLimitError,
     control::{self, ResponseStream},
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot},
+    task::JoinError,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
@@ -52,7 +55,13 @@ pub(super) struct Shared {
     pub(super) driver: InputSender,
     pub(super) audit: Audit,
     pub(super) usage: Option<UsageLog>,
+    /// Permits to make the reply to a status call, which goes through the whole pool: as many as [`STATUS_REPLIES`].
+    pub(super) status_replies: Arc<Semaphore>,
 }
+
+/// How many replies to status calls are made at the same time, each on a thread of its own, so that they leave
+/// processors to the driver.
+pub(super) const STATUS_REPLIES: usize = 2;
 
 impl Shared {
     /// Admits a call that presents a token of one of `roles`.
@@ -196,9 +205,18 @@ impl Pool for Service {
         let may = self.0.registries.access.check_may_open(&auth);
         may.map_err(|error| grpc_status::status(&error))?;
         let (reply, replied) = oneshot::channel();
-        self.0.send_to_driver(Input::Status(auth, reply)).await?;
+        self.0.send_to_driver(Input::Status(reply)).await?;
         let gone = |_| Status::unavailable("the scheduler is shutting down");
-        replied.await.map(Response::new).map_err(gone)
+        let copy = replied.await.map_err(gone)?;
+        // An error would mean that the semaphore is closed, which it never is.
+        let permit = self.0.status_replies.clone().acquire_owned().await.ok();
+        let reply = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            copy.status(&auth)
+        });
+        let bug =
+            |e: JoinError| grpc_status::status(&Error::new(ErrorCode::Internal, e.to_string()));
+        reply.await.map(Response::new).map_err(bug)
     }
 }
 

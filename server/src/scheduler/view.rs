@@ -19,7 +19,7 @@ const HIDDEN_REASON: &str = "out of service";
 /// in part, the reply shows only that it is leased; for a free device, it omits the number of
 /// ops run before. Why devices are out of service is shown only if `shows_reasons`.
 pub(super) fn status<'a>(
-    snapshot: Snapshot,
+    snapshot: &Snapshot,
     now: Timestamp,
     usage: impl Fn(WorkerId) -> Option<&'a [DeviceUsage]>,
     shows_reasons: bool,
@@ -31,7 +31,7 @@ pub(super) fn status<'a>(
     let leases = owners.values().filter(|owner| is_shown(**owner)).count();
     let shows_all = is_shown(None);
     let is_shown = |lease: LeaseId| is_shown(owners.get(&lease).copied().flatten());
-    let workers = snapshot.workers.into_iter().map(|worker| {
+    let workers = snapshot.workers.iter().map(|worker| {
         let usage = usage(worker.worker).unwrap_or_default();
         let mut status = worker_status(worker, now, usage, shows_all, is_shown);
         if !shows_reasons {
@@ -49,21 +49,21 @@ pub(super) fn status<'a>(
 }
 
 fn worker_status(
-    worker: WorkerSnapshot,
+    worker: &WorkerSnapshot,
     now: Timestamp,
     usage: &[DeviceUsage],
     shows_all: bool,
     is_shown: impl Fn(LeaseId) -> bool,
 ) -> WorkerStatus {
-    let devices = worker.devices.into_iter().enumerate();
+    let devices = worker.devices.iter().enumerate();
     let devices = devices.map(|(index, device)| {
         let usage = usage.get(index).copied().unwrap_or_default();
         device_status(device, usage, shows_all, &is_shown)
     });
     WorkerStatus {
         devices: devices.collect(),
-        name: worker.name,
-        address: worker.address,
+        name: worker.name.clone(),
+        address: worker.address.clone(),
         draining: worker.draining,
         last_beat_ms: now.as_millis().saturating_sub(worker.last_beat.as_millis()),
     }
@@ -79,7 +79,7 @@ fn hide_reasons(status: &mut WorkerStatus) {
 }
 
 fn device_status(
-    device: DeviceSnapshot,
+    device: &DeviceSnapshot,
     usage: DeviceUsage,
     shows_all: bool,
     is_shown: impl Fn(LeaseId) -> bool,
@@ -105,13 +105,13 @@ fn device_status(
         leased: !leases.is_empty(),
         shares: count(shares.clone().count()),
         shared_permille: shares.sum(),
-        device: Some(convert::device(device.device)),
+        device: Some(convert::device(device.device.clone())),
         sessions: usage.sessions,
         live_bytes: usage.live_bytes,
         ops_executed: usage.ops_executed,
         reserved_bytes: usage.reserved_bytes,
         ending: device.ending,
-        out_of_service: device.out_of_service.unwrap_or_default(),
+        out_of_service: device.out_of_service.clone().unwrap_or_default(),
     }
 }
 

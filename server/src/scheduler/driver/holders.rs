@@ -169,6 +169,12 @@ impl Holders {
         self.auth(client).map(|auth| &*auth.tenant)
     }
 
+    /// Returns each client with its tenant.
+    pub(super) fn tenants(&self) -> impl Iterator<Item = (ClientId, Arc<str>)> {
+        let clients = self.clients.iter();
+        clients.map(|(client, holder)| (*client, holder.auth.tenant.clone()))
+    }
+
     /// Returns the clients that presented the token of this name.
     pub(super) fn with_token(&self, token: &str) -> Vec<ClientId> {
         let clients = self.clients.iter();

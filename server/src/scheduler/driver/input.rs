@@ -8,14 +8,14 @@ use tensord_proto::{
     ids::{ClientId, LeaseId, WorkerId},
     v1::{
         ClientMessage, DrainedWorker, EndedLease, Error, LeaseList, PoolMessage, PrioritySet,
-        ResumedLease, Revoked, StatusReply, SuspendedLease, TenantInfo, TenantPlan, WaitingList,
-        WorkerCommand, WorkerMessage,
+        ResumedLease, Revoked, SuspendedLease, TenantInfo, TenantPlan, WaitingList, WorkerCommand,
+        WorkerMessage,
     },
 };
 use tensord_scheduler::{StreamId, TenantName};
 use tokio::sync::{mpsc, oneshot};
 
-use super::JoiningWorker;
+use super::{JoiningWorker, status::StatusSender};
 use crate::scheduler::{
     access::AuthContext,
     convert,
@@ -48,7 +48,7 @@ pub(in crate::scheduler) enum Input {
     /// A message from a worker.
     FromWorker(WorkerId, StreamId, WorkerMessage),
     /// A request for the pool's status.
-    Status(AuthContext, oneshot::Sender<StatusReply>),
+    Status(StatusSender),
     /// The token of this name was revoked: the streams and leases that depend on it end.
     Revoke {
         token: String,
