@@ -6,6 +6,7 @@
 //! Only the latest record of a lease counts, so a slow disk makes no queue grow.
 
 mod format;
+mod wait_budget;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,6 +23,7 @@ use tensord_scheduler::{LeaseRecord, RecordChange};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use self::wait_budget::WaitBudget;
 use crate::state::{
     StateDir, StateError,
     database::{self, DatabaseError},
@@ -84,6 +86,8 @@ struct Pending {
     written: u64,
     /// Whether the last attempt to write has failed or takes long.
     is_slow: bool,
+    /// How long the driver may wait for changes to be written.
+    wait_budget: WaitBudget,
     is_closed: bool,
 }
 
@@ -140,8 +144,8 @@ impl LeaseRecords {
         Ok(OpenRecords { records, known })
     }
 
-    /// Has records written. Waits for that for at most [`URGENT_TIMEOUT`] if a change is urgent and the
-    /// disk works, and otherwise not at all.
+    /// Queues records to be written. If a change is urgent and the disk works, waits until they are written, for at
+    /// most [`URGENT_TIMEOUT`] and what [`WaitBudget`] allows.
     pub(crate) fn queue(&self, changes: Vec<RecordChange>) {
         let is_urgent = changes.iter().any(|change| change.is_urgent);
         let mut pending = self.shared.lock();
@@ -155,15 +159,23 @@ impl LeaseRecords {
         pending.queued += 1;
         self.shared.changed.notify_one();
         if is_urgent && !pending.is_slow {
-            let queued = pending.queued;
-            let is_unwritten = |pending: &mut Pending| pending.written < queued && !pending.is_slow;
-            let settled = &self.shared.settled;
-            // An error means that a thread has panicked with the lock, which none does.
-            let waited = settled.wait_timeout_while(pending, URGENT_TIMEOUT, is_unwritten);
-            if let Ok((mut pending, waited)) = waited {
-                // The next urgent change does not wait for such a disk.
-                pending.is_slow |= waited.timed_out();
-            }
+            self.wait_for_disk(pending);
+        }
+    }
+
+    /// Waits until everything that was queued is on disk, or for as long as the driver may.
+    fn wait_for_disk(&self, mut pending: MutexGuard<'_, Pending>) {
+        let start = Instant::now();
+        let limit = pending.wait_budget.available(start).min(URGENT_TIMEOUT);
+        let queued = pending.queued;
+        let is_unwritten = |pending: &mut Pending| pending.written < queued && !pending.is_slow;
+        let settled = &self.shared.settled;
+        let waited = settled.wait_timeout_while(pending, limit, is_unwritten);
+        // An error means that a thread has panicked with the lock, which none does.
+        if let Ok((mut pending, waited)) = waited {
+            pending.wait_budget.spend(start.elapsed());
+            // The next urgent change does not wait for such a disk.
+            pending.is_slow |= waited.timed_out() && limit == URGENT_TIMEOUT;
         }
     }
 

@@ -273,3 +273,23 @@ fn ends_of_leases_without_a_record_take_no_memory() {
     pending.add(LeaseId(7), None);
     assert_eq!(pending.changes, Changes::from([(LeaseId(7), None)]));
 }
+
+#[test]
+fn driver_waits_within_its_budget_only() {
+    // Without a writer, nothing is ever on disk.
+    let records = LeaseRecords {
+        shared: Arc::default(),
+        written: watch::channel(0).1,
+        writer: None,
+    };
+    let mut urgent = changes(self::records());
+    urgent[0].is_urgent = true;
+    let has_timed_out = || {
+        records.queue(urgent.clone());
+        records.shared.lock().is_slow
+    };
+    records.shared.lock().wait_budget.spend(Duration::MAX);
+    assert!(!has_timed_out(), "no wait, so nothing is known of the disk");
+    records.shared.lock().wait_budget = WaitBudget::default();
+    assert!(has_timed_out());
+}
