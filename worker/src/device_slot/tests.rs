@@ -192,13 +192,17 @@ async fn backend_failure_during_a_lease_is_detected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_executor_thread_takes_over_queued_jobs() {
     let device_slot = device_slot(flex());
+    let (begin, begun) = std::sync::mpsc::channel();
     let (block, blocked) = std::sync::mpsc::channel::<()>();
     let (done, is_done) = std::sync::mpsc::channel();
     let queue = &device_slot.device_context.queue;
     queue.push_task(Box::new(move || {
+        begin.send(()).unwrap();
         // An error ends the wait too: the test has dropped the sender.
         let _ = blocked.recv();
     }));
+    // A thread that retires before it has begun a task would end at once.
+    begun.recv_timeout(Duration::from_secs(20)).unwrap();
     device_slot.executor.retire();
     queue.push_task(Box::new(move || done.send(()).unwrap()));
     assert!(device_slot.executor.has_thread());
