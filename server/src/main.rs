@@ -40,6 +40,7 @@ mod status;
 mod stdout;
 mod table;
 mod tenant_text;
+mod time_budget;
 
 use std::process::ExitCode;
 

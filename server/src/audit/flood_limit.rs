@@ -8,11 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::time_budget::TimeBudget;
+
 /// Time after which a tenant or worker may cause another entry.
-const INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(INTERVAL_MS);
+const INTERVAL_MS: u64 = 100;
 
 /// The most entries at once after a pause: a thousand programs that start at the same time cause two each.
 const MAX_AVAILABLE: u32 = 2000;
+
+/// Each entry takes an [`INTERVAL`] of it.
+type EntryBudget = TimeBudget<1, { MAX_AVAILABLE as u64 * INTERVAL_MS }>;
 
 /// Whose program or process has caused an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,33 +32,22 @@ pub(super) enum Cause {
 /// The entries that each tenant and worker may still cause. There are as many of these as tenants and workers have
 /// been admitted, whose numbers are bounded.
 #[derive(Debug, Default)]
-pub(super) struct FloodLimit(HashMap<Cause, Bucket>);
+pub(super) struct FloodLimit(HashMap<Cause, Entries>);
 
-#[derive(Debug)]
-struct Bucket {
-    available: u32,
-    /// The time up to which `available` counts.
-    as_of: Instant,
+#[derive(Debug, Default)]
+struct Entries {
+    budget: EntryBudget,
     skipped: u64,
 }
 
 impl FloodLimit {
     /// Returns whether an entry may be written at `now`, and counts it otherwise.
     pub(super) fn admit(&mut self, cause: Cause, now: Instant) -> bool {
-        let bucket = self.0.entry(cause).or_insert(Bucket {
-            available: MAX_AVAILABLE,
-            as_of: now,
-            skipped: 0,
-        });
-        let passed = now.saturating_duration_since(bucket.as_of);
-        let earned = u32::try_from(passed.as_nanos() / INTERVAL.as_nanos()).unwrap_or(u32::MAX);
-        // What is left of an interval counts for the next entry.
-        bucket.as_of += INTERVAL.saturating_mul(earned).min(passed);
-        bucket.available = bucket.available.saturating_add(earned).min(MAX_AVAILABLE);
-        let is_admitted = bucket.available > 0;
+        let entries = self.0.entry(cause).or_default();
+        let is_admitted = entries.budget.available(now) >= INTERVAL;
         match is_admitted {
-            true => bucket.available -= 1,
-            false => bucket.skipped += 1,
+            true => entries.budget.spend(INTERVAL),
+            false => entries.skipped += 1,
         }
         is_admitted
     }
@@ -60,9 +55,9 @@ impl FloodLimit {
     /// Returns the number of entries that were counted since the last call, by their cause.
     pub(super) fn take_skipped(&mut self) -> Vec<(Cause, u64)> {
         let skipped = self.0.iter_mut();
-        let skipped = skipped.filter(|(_, bucket)| bucket.skipped > 0);
-        let take = |(cause, bucket): (&Cause, &mut Bucket)| {
-            (cause.clone(), std::mem::take(&mut bucket.skipped))
+        let skipped = skipped.filter(|(_, entries)| entries.skipped > 0);
+        let take = |(cause, entries): (&Cause, &mut Entries)| {
+            (cause.clone(), std::mem::take(&mut entries.skipped))
         };
         skipped.map(take).collect()
     }

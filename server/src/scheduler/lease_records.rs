@@ -6,7 +6,6 @@
 //! Only the latest record of a lease counts, so a slow disk makes no queue grow.
 
 mod format;
-mod wait_budget;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +22,12 @@ use tensord_scheduler::{LeaseRecord, RecordChange};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use self::wait_budget::WaitBudget;
-use crate::state::{
-    StateDir, StateError,
-    database::{self, DatabaseError},
+use crate::{
+    state::{
+        StateDir, StateError,
+        database::{self, DatabaseError},
+    },
+    time_budget::TimeBudget,
 };
 
 /// The records, as JSON, by lease id.
@@ -38,6 +39,16 @@ const FILE: &str = "leases.redb";
 /// How long the driver waits for the record of a lease that has got other devices or lost them: a disk
 /// that works takes some milliseconds.
 const URGENT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The driver waits for at most one part in this many of the time, as it handles no other input meanwhile: a program can
+/// suspend and resume its lease again and again, and each time changes a record that is urgent.
+const WAIT_PART: u32 = 10;
+
+/// The most time to wait that can be saved up: enough for a hundred waits of 5 ms in a row, as when a worker drains.
+const MAX_WAIT_MS: u64 = 500;
+
+/// How long the driver may wait for the disk.
+type WaitBudget = TimeBudget<WAIT_PART, MAX_WAIT_MS>;
 
 /// Pause before records that could not be written are tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);

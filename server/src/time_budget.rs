@@ -1,46 +1,40 @@
-//! How long the driver may wait for the disk. Pure: the time is an argument.
-//!
-//! A program can suspend and resume its lease again and again, and each time changes a record that is
-//! urgent. The driver handles no other input while it waits, so the total of its waits is bounded.
+//! Time that may be spent, and that is earned as time passes. Pure: the time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The driver waits for at most one part in this many of the time.
-const PART: u32 = 10;
-
-/// The most time that can be saved up: enough for a hundred waits of 5 ms in a row, as when a worker drains.
-const MAX_AVAILABLE: Duration = Duration::from_millis(500);
-
-/// The time for which the driver may wait.
+/// A budget of time: one part in `PART` of the time that passes, of which up to `MAX_MS` milliseconds can be saved up.
+/// At first it has that much.
 #[derive(Debug)]
-pub(super) struct WaitBudget {
+pub(crate) struct TimeBudget<const PART: u32, const MAX_MS: u64> {
     available: Duration,
-    /// The time at which this much was available; `None` before the first wait.
+    /// The time at which this much was available; `None` before the first question for it.
     as_of: Option<Instant>,
 }
 
-impl Default for WaitBudget {
-    fn default() -> Self {
-        Self {
-            available: MAX_AVAILABLE,
-            as_of: None,
-        }
-    }
-}
+impl<const PART: u32, const MAX_MS: u64> TimeBudget<PART, MAX_MS> {
+    const MAX: Duration = Duration::from_millis(MAX_MS);
 
-impl WaitBudget {
-    /// Returns for how long the driver may wait at `now`.
-    pub(super) fn available(&mut self, now: Instant) -> Duration {
+    /// Returns how much time may be spent at `now`.
+    pub(crate) fn available(&mut self, now: Instant) -> Duration {
         let passed = self.as_of.map(|as_of| now.saturating_duration_since(as_of));
         let earned = passed.unwrap_or_default() / PART;
-        self.available = self.available.saturating_add(earned).min(MAX_AVAILABLE);
+        self.available = self.available.saturating_add(earned).min(Self::MAX);
         self.as_of = self.as_of.max(Some(now));
         self.available
     }
 
-    /// Records that the driver has waited for this long.
-    pub(super) fn spend(&mut self, waited: Duration) {
-        self.available = self.available.saturating_sub(waited);
+    /// Records that this much time was spent, which may be more than was available.
+    pub(crate) fn spend(&mut self, spent: Duration) {
+        self.available = self.available.saturating_sub(spent);
+    }
+}
+
+impl<const PART: u32, const MAX_MS: u64> Default for TimeBudget<PART, MAX_MS> {
+    fn default() -> Self {
+        Self {
+            available: Self::MAX,
+            as_of: None,
+        }
     }
 }
 
@@ -50,9 +44,15 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    const PART: u32 = 10;
+
+    const MAX_AVAILABLE: Duration = Duration::from_millis(500);
+
+    type Budget = TimeBudget<PART, 500>;
+
     #[test]
-    fn waits_are_a_tenth_of_the_time_and_half_a_second_after_a_pause() {
-        let (mut budget, start) = (WaitBudget::default(), Instant::now());
+    fn a_tenth_of_the_time_may_be_spent_and_half_a_second_after_a_pause() {
+        let (mut budget, start) = (Budget::default(), Instant::now());
         let mut spend = |at: u32, waited: u32| {
             let available = budget.available(start + at * MS);
             budget.spend(waited * MS);
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(spend(100, 60), 60);
         assert_eq!(spend(100, 0), 0);
         assert_eq!(spend(130, 0), 3);
-        // A wait may end late.
+        // More than was available.
         assert_eq!(spend(130, 50), 3);
         assert_eq!(spend(140, 0), 1);
         assert_eq!(spend(60_000, 500), 500);
@@ -72,8 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn waits_of_any_lengths_stay_within_their_part() {
-        let (mut budget, start) = (WaitBudget::default(), Instant::now());
+    fn what_is_spent_in_any_portions_stays_within_its_part() {
+        let (mut budget, start) = (Budget::default(), Instant::now());
         let (mut now, mut waited) = (start, Duration::ZERO);
         for step in 1..10_000_u32 {
             now += (step * 7 % 13) * MS;
