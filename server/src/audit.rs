@@ -28,7 +28,7 @@ use tracing::warn;
 
 use self::{
     file::Files,
-    flood_limit::{Cause, FloodLimit},
+    flood_limit::{Actor, FloodLimit},
 };
 use crate::rate::{Decision, Limiter, SECOND};
 
@@ -178,25 +178,25 @@ impl Entry {
         self
     }
 
-    /// Creates the entry for `count` entries that were not written because of their cause.
-    fn skipped(cause: Cause, count: u64) -> Self {
+    /// Creates the entry that stands for `count` entries of `actor` that were not written.
+    fn skipped(actor: Actor, count: u64) -> Self {
         let mut entry = Self::new(EntryKind::Lost);
-        match cause {
-            Cause::Tenant(tenant) => entry.tenant = Some(tenant),
-            Cause::Worker(name) => entry.name = Some(name),
+        match actor {
+            Actor::Tenant(tenant) => entry.tenant = Some(tenant),
+            Actor::Worker(name) => entry.name = Some(name),
         }
         entry.reason("too many entries").count(count)
     }
 
-    /// Returns who may cause such entries as fast as it likes, if somebody may.
-    fn cause(&self) -> Option<Cause> {
+    /// Returns whose [`FloodLimit`] holds for the entry; `None` if none does.
+    fn limited_actor(&self) -> Option<Actor> {
         let is_limited = match self.event {
             EntryKind::Admitted | EntryKind::Granted | EntryKind::Ended => true,
             EntryKind::Denied | EntryKind::Revoked | EntryKind::Lost => false,
         };
-        let worker = self.name.clone().map(Cause::Worker);
-        let cause = worker.or_else(|| self.tenant.clone().map(Cause::Tenant));
-        cause.filter(|_| is_limited)
+        let worker = self.name.clone().map(Actor::Worker);
+        let actor = worker.or_else(|| self.tenant.clone().map(Actor::Tenant));
+        actor.filter(|_| is_limited)
     }
 
     fn count(mut self, count: u64) -> Self {
@@ -274,8 +274,8 @@ impl Audit {
         let Some(inner) = &self.0 else {
             return;
         };
-        if let Some(cause) = entry.cause()
-            && !inner.shared.floods().admit(cause, Instant::now())
+        if let Some(actor) = entry.limited_actor()
+            && !inner.shared.floods().admit(actor, Instant::now())
         {
             return;
         }
@@ -341,8 +341,8 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
             put(&Entry::new(EntryKind::Denied).reason(cause).count(count));
         }
         let skipped = shared.floods().take_skipped();
-        for (cause, count) in skipped {
-            put(&Entry::skipped(cause, count));
+        for (actor, count) in skipped {
+            put(&Entry::skipped(actor, count));
         }
         match shared.lost.swap(0, Ordering::Relaxed) {
             0 => {}

@@ -1,7 +1,7 @@
 //! How many entries a tenant or a worker may cause. Pure: the time is an argument.
 //!
-//! A program can attach and detach again and again, and the log keeps so many bytes in all. So after a number of
-//! entries at once, those of a tenant or worker are written at a bounded rate, and others are counted.
+//! A program can attach and detach again and again, and the log keeps a bounded number of bytes. So a tenant or worker
+//! may cause a number of entries at once. Further ones are written at a bounded rate, and the rest is only counted.
 
 use std::{
     collections::HashMap,
@@ -20,9 +20,9 @@ const MAX_AVAILABLE: u32 = 2000;
 /// Each entry takes an [`INTERVAL`] of it.
 type EntryBudget = TimeBudget<1, { MAX_AVAILABLE as u64 * INTERVAL_MS }>;
 
-/// Whose program or process has caused an entry.
+/// Who has caused an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Cause {
+pub(super) enum Actor {
     /// A program of the tenant of this name.
     Tenant(String),
     /// The worker of this name.
@@ -32,7 +32,7 @@ pub(super) enum Cause {
 /// The entries that each tenant and worker may still cause. There are as many of these as tenants and workers have
 /// been admitted, whose numbers are bounded.
 #[derive(Debug, Default)]
-pub(super) struct FloodLimit(HashMap<Cause, Entries>);
+pub(super) struct FloodLimit(HashMap<Actor, Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -42,8 +42,8 @@ struct Entries {
 
 impl FloodLimit {
     /// Returns whether an entry may be written at `now`, and counts it otherwise.
-    pub(super) fn admit(&mut self, cause: Cause, now: Instant) -> bool {
-        let entries = self.0.entry(cause).or_default();
+    pub(super) fn admit(&mut self, actor: Actor, now: Instant) -> bool {
+        let entries = self.0.entry(actor).or_default();
         let is_admitted = entries.budget.available(now) >= INTERVAL;
         match is_admitted {
             true => entries.budget.spend(INTERVAL),
@@ -52,12 +52,12 @@ impl FloodLimit {
         is_admitted
     }
 
-    /// Returns the number of entries that were counted since the last call, by their cause.
-    pub(super) fn take_skipped(&mut self) -> Vec<(Cause, u64)> {
+    /// Returns the number of entries that were counted since the last call, with who has caused them.
+    pub(super) fn take_skipped(&mut self) -> Vec<(Actor, u64)> {
         let skipped = self.0.iter_mut();
         let skipped = skipped.filter(|(_, entries)| entries.skipped > 0);
-        let take = |(cause, entries): (&Cause, &mut Entries)| {
-            (cause.clone(), std::mem::take(&mut entries.skipped))
+        let take = |(actor, entries): (&Actor, &mut Entries)| {
+            (actor.clone(), std::mem::take(&mut entries.skipped))
         };
         skipped.map(take).collect()
     }
@@ -68,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_one_cause_is_counted_and_others_are_written() {
+    fn a_flood_of_one_actor_is_counted_and_others_are_written() {
         let (mut limit, start) = (FloodLimit::default(), Instant::now());
-        let [a, b] = [Cause::Tenant("a".into()), Cause::Worker("a".into())];
-        let mut admitted = |cause: &Cause, count: u32, at| {
+        let [a, b] = [Actor::Tenant("a".into()), Actor::Worker("a".into())];
+        let mut admitted = |actor: &Actor, count: u32, at| {
             let at = start + Duration::from_millis(at);
-            let all = (0..count).filter(|_| limit.admit(cause.clone(), at));
+            let all = (0..count).filter(|_| limit.admit(actor.clone(), at));
             all.count() as u32
         };
         assert_eq!(admitted(&a, MAX_AVAILABLE + 7, 0), MAX_AVAILABLE);

@@ -12,7 +12,7 @@ fn settings(directory: &Path, file_bytes: u64, files: u32) -> Settings {
     }
 }
 
-/// Returns a log that only queues entries, with what the thread that writes them has of it.
+/// Returns a log without the thread that writes entries, and what that thread would read.
 fn queue(capacity: usize) -> (Audit, Arc<Shared>, Receiver<Entry>) {
     let (sender, entries) = sync_channel(capacity);
     let shared = Arc::<Shared>::default();
