@@ -30,7 +30,7 @@ use super::{
     access::{Access, ChangeError, NewToken, Role, Token, TokenError, UnixMillis},
     convert,
     driver::Input,
-    service::Service,
+    service::{Service, blocking},
     tenants::{TenantChange, TenantError, Tenants},
 };
 use crate::{
@@ -357,14 +357,6 @@ impl Admin for Service {
     ) -> Result<Response<UsageSums>, Status> {
         self.sum_up(request).await.map(Response::new)
     }
-}
-
-/// Runs `work` on a thread that may block on the disk.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Status> {
-    let bug = |e| grpc_status::status(&Error::new(ErrorCode::Internal, format!("{e}")));
-    tokio::task::spawn_blocking(work).await.map_err(bug)
 }
 
 impl Service {

@@ -18,10 +18,7 @@ use tensord_transport::{
     AdmissionLimitError,
     control::{self, ResponseStream},
 };
-use tokio::{
-    sync::{Semaphore, mpsc, oneshot},
-    task::JoinError,
-};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
@@ -155,6 +152,14 @@ fn negotiate(hello: Option<&Hello>) -> Result<u32, Error> {
     }
 }
 
+/// Runs `work` on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    let bug = |e| grpc_status::status(&Error::new(ErrorCode::Internal, format!("{e}")));
+    tokio::task::spawn_blocking(work).await.map_err(bug)
+}
+
 fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
@@ -210,13 +215,11 @@ impl Pool for Service {
         let copy = replied.await.map_err(gone)?;
         // An error would mean that the semaphore is closed, which it never is.
         let permit = self.0.status_replies.clone().acquire_owned().await.ok();
-        let reply = tokio::task::spawn_blocking(move || {
+        let reply = blocking(move || {
             let _permit = permit;
             copy.status(&auth)
         });
-        let bug =
-            |e: JoinError| grpc_status::status(&Error::new(ErrorCode::Internal, e.to_string()));
-        reply.await.map(Response::new).map_err(bug)
+        reply.await.map(Response::new)
     }
 }
 

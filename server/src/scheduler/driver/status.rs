@@ -28,7 +28,7 @@ const PAUSE_FACTOR: u32 = 19;
 /// take more than 53 ms, they are a larger part of the driver's time.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Receives a copy of the pool's state.
+/// Passes a copy of the pool's state to the task of a status call.
 pub(in crate::scheduler) type StatusSender = oneshot::Sender<Arc<PoolCopy>>;
 
 /// A copy of the pool's state.
@@ -93,7 +93,7 @@ impl StatusCalls {
 }
 
 impl Driver {
-    /// Replies to a status call, at once or with those that come until the next copy.
+    /// Replies to a status call, at once or after the pause together with others.
     pub(super) fn on_status_call(&mut self, call: StatusSender) {
         self.status_calls.waiting.push(call);
         self.reply_to_status_calls();
