@@ -1,10 +1,10 @@
-//! The training of `tensord demo`: a real one, that shows a pool at work.
+//! The training that `tensord demo` runs to show a pool at work.
 //!
 //! It trains a small network on real hand-written digits with Burn's own training stack
 //! (`SupervisedTraining`, metrics, checkpoints, dashboard) on the devices that the caller
-//! passes in, data-parallel if there are several. It knows no pool and no lease: the
-//! caller leases the devices and counts the bytes, and the tests train on a local device
-//! with the same code.
+//! passes in, data-parallel if there are several. It leases nothing: the caller leases the
+//! devices, counts the bytes and adds both to the [`Outcome`], and the tests train on a
+//! local device with the same code.
 //!
 //! It is a crate of its own, so that the binary's own code has nothing of Burn.
 //!
