@@ -50,6 +50,9 @@ pub(crate) struct Cli {
     /// times
     #[arg(long, value_name = "TEXT", conflicts_with = "against")]
     pub(crate) only: Vec<String>,
+    /// Lease without durability, so that no snapshots are taken. The bench `durability` measures both in any case
+    #[arg(long)]
+    pub(crate) without_snapshots: bool,
     /// Compare this build with an earlier one, whose `tensord` and `tensord-bench` are in DIR. The
     /// leases of this build are not durable
     #[arg(long, value_name = "DIR")]
@@ -286,6 +289,13 @@ mod tests {
         }
         let both = parsed("tensord-bench durability --only a --against old");
         assert!(both.is_err(), "--against compares whole benches");
+    }
+
+    #[test]
+    fn snapshots_are_taken_unless_switched_off() {
+        let parsed = |line: &str| Cli::parse_from(line.split(' ')).without_snapshots;
+        assert!(!parsed("tensord-bench allreduce"));
+        assert!(parsed("tensord-bench allreduce --without-snapshots"));
     }
 
     #[test]

@@ -47,6 +47,7 @@ use crate::{
     context::{Context, machine, runtime},
     namespace_entry::NetworkFeatures,
     part::Work,
+    pool::set_durable,
     relay::mesh,
     report::Report,
 };
@@ -87,6 +88,7 @@ fn work(cli: &Cli) -> Result<()> {
 
 /// Runs the chosen benches, one after the other.
 fn run(cli: &Cli) -> Result<()> {
+    set_durable(!cli.without_snapshots);
     let context = Context::new(cli.runs(), cli.quick, cli.only.clone())?;
     let mut json = Map::new();
     json.insert("machine".into(), machine());
