@@ -135,6 +135,7 @@ impl SnapshotInfo {
             session_id: self.session_id,
             mark: self.mark,
             error,
+            sending_us: 0,
         }
     }
 }
@@ -149,6 +150,9 @@ pub(crate) struct SnapshotKept {
     /// Why the snapshot is not kept; empty if it is.
     #[prost(string, tag = "3")]
     pub(crate) error: String,
+    /// For how long the snapshot was sent to the keeper, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub(crate) sending_us: u64,
 }
 
 /// A connection that was accepted for a process.

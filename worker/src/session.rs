@@ -72,7 +72,7 @@ use self::{
 };
 pub(crate) use self::{
     begin::SessionBegin,
-    durability::{KeptCallback, SnapshotKeeper},
+    durability::{KeepingTime, KeptCallback, SnapshotKeeper},
     inbound::InboundError,
     outbound::Track,
     runner::Captured,

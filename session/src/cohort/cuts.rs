@@ -25,7 +25,7 @@ use web_time::Instant;
 use super::ahead::Ahead;
 use crate::{
     Capability,
-    journal::RequestedMark,
+    journal::{MarkCost, RequestedMark},
     state::{OVERDUE_AFTER, REPORT_INTERVAL},
 };
 
@@ -53,8 +53,8 @@ pub(crate) struct Cuts {
     uncommitted_since: Option<Instant>,
     /// When it was reported that a cut is incomplete.
     reported_at: Option<Instant>,
-    /// How long the worker needed for the slowest mark of the last committed cut, or of a later one.
-    cost: Duration,
+    /// What the marks of the last committed cut, or of a later one, have cost at most.
+    cost: MarkCost,
     /// A cut that was requested before it is due by itself.
     requested: Option<RequestedMark>,
 }
@@ -80,8 +80,8 @@ struct Cut {
     number: u64,
     /// When the first session placed its mark.
     first_at: Option<Instant>,
-    /// How long the worker needed for the slowest mark so far.
-    cost: Duration,
+    /// What its marks have cost at most so far.
+    cost: MarkCost,
     /// By lease rank.
     progress: Vec<Progress>,
 }
@@ -166,7 +166,7 @@ impl Cuts {
     pub(crate) fn begin_if_due(
         &mut self,
         now: Instant,
-        interval: impl FnOnce(Duration) -> Duration,
+        interval: impl FnOnce(MarkCost) -> Duration,
     ) -> bool {
         self.drop_if_late(now);
         if self.cut.is_some() && self.are_together() {
@@ -190,7 +190,7 @@ impl Cuts {
         self.cut = Some(Cut {
             number: self.last,
             first_at: None,
-            cost: Duration::ZERO,
+            cost: MarkCost::default(),
             progress: vec![Progress::Unmarked; self.ranks.len()],
         });
         true
@@ -296,9 +296,9 @@ impl Cuts {
         }
     }
 
-    /// Records a worker's reply to a session's mark of the cut `number`: how long the worker needed,
-    /// and whether it has kept the snapshot. If not, the cut is dropped.
-    pub(crate) fn answered(&mut self, rank: u32, number: u64, cost: Duration, is_kept: bool) {
+    /// Records a worker's reply to a session's mark of the cut `number`: what the mark has cost,
+    /// and whether the worker has kept the snapshot. If not, the cut is dropped.
+    pub(crate) fn answered(&mut self, rank: u32, number: u64, cost: MarkCost, is_kept: bool) {
         if let Some(rank) = self.ranks.get_mut(rank as usize) {
             rank.is_unanswered &= rank.last_mark != Some(number);
         }

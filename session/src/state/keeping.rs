@@ -3,8 +3,6 @@
 //!
 //! [`Journal`]: super::Journal
 
-use std::time::Duration;
-
 use tensord_channel::resume::ResumeError;
 use tensord_proto::{
     text::{MESSAGE_CHARS, sanitize},
@@ -17,7 +15,7 @@ use super::{State, Track};
 use crate::{
     Capability,
     cohort::{CohortMember, Cuts},
-    journal::{Commit, interval},
+    journal::{Commit, MarkCost, interval},
     op_buffer::Item,
 };
 
@@ -273,7 +271,7 @@ impl State {
 
     pub(super) fn on_marked(&mut self, marked: Marked) {
         if let Some(member) = &self.cohort_member {
-            let cost = Duration::from_micros(marked.cost_us);
+            let cost = MarkCost::of(&marked);
             let (rank, is_kept) = (member.lease_rank, marked.error.is_empty());
             member.cuts().answered(rank, marked.mark, cost, is_kept);
         }

@@ -3,6 +3,7 @@
 
 mod memory_limit;
 mod restore_points;
+mod sending_time;
 
 use burn_ir::TensorIr;
 use tensord_proto::v1::{Close, ErrorCode, Open, RestorePoint, frame::Body};

@@ -26,7 +26,7 @@ use crate::{
     process_message::{SnapshotInfo, SnapshotKept},
     registry::StoredSnapshots,
     session::{
-        Captured, KeptCallback, SnapshotKeeper,
+        Captured, KeepingTime, KeptCallback, SnapshotKeeper,
         sealed_snapshot::{
             OpeningReader, SealedContent, SealingWriter, SnapshotKey, SnapshotName, sealed_size,
         },
@@ -111,17 +111,25 @@ impl SnapshotSender {
             session_id,
             mark,
             error,
+            sending_us,
         } = kept;
         let result = match error.is_empty() {
             true => Ok(()),
             false => Err(error),
         };
-        self.finish(SessionId(session_id), mark, result)
+        let sending = Duration::from_micros(sending_us);
+        self.finish(SessionId(session_id), mark, sending, result)
     }
 
     /// Ends the keeping of a session's snapshot, if it is the one of this mark. Returns whether the
     /// worker keeps it.
-    fn finish(&self, session: SessionId, mark: u64, result: Result<(), String>) -> bool {
+    fn finish(
+        &self,
+        session: SessionId,
+        mark: u64,
+        sending: Duration,
+        result: Result<(), String>,
+    ) -> bool {
         let mut pending = lock(&self.pending);
         let snapshot = match pending.get(&session) {
             Some(snapshot) if snapshot.sizes.mark == mark => pending.remove(&session),
@@ -137,7 +145,8 @@ impl SnapshotSender {
                 if is_kept {
                     lock(&self.kept).insert(session, snapshot.sizes);
                 }
-                kept(snapshot.copying, result);
+                let copying = snapshot.copying;
+                kept(KeepingTime { copying, sending }, result);
             }
             None => self.send_session_ended(session),
         }
@@ -279,11 +288,11 @@ impl SnapshotKeeper for SnapshotSender {
     ) {
         // All snapshots of a session are kept by the one thread that executes its ops at a time.
         if lock(&self.pending).contains_key(&session) {
-            return kept(Duration::ZERO, Err(STILL_KEEPING.into()));
+            return kept(KeepingTime::default(), Err(STILL_KEEPING.into()));
         }
         let bytes = match self.begin_copy(captured.copied_bytes()) {
             Ok(bytes) => bytes,
-            Err(reason) => return kept(Duration::ZERO, Err(reason)),
+            Err(reason) => return kept(KeepingTime::default(), Err(reason)),
         };
         let pending = PendingSnapshot {
             sizes: KeptSizes {
@@ -302,7 +311,7 @@ impl SnapshotKeeper for SnapshotSender {
             let sent = catch_unwind(AssertUnwindSafe(send));
             let sent = sent.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())));
             if let Err(reason) = sent {
-                self.finish(session, mark.mark, Err(reason));
+                self.finish(session, mark.mark, Duration::ZERO, Err(reason));
             }
         });
     }

@@ -49,8 +49,17 @@ pub(crate) trait SnapshotKeeper: Send + Sync {
     }
 }
 
-/// Is called with how long a snapshot took to copy, and with the reason if it is not kept.
-pub(crate) type KeptCallback = Box<dyn FnOnce(Duration, Result<(), String>) + Send>;
+/// How long it took to keep a snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct KeepingTime {
+    /// Until it was copied.
+    pub(crate) copying: Duration,
+    /// For how long it was sent to another worker.
+    pub(crate) sending: Duration,
+}
+
+/// Is called with how long it took to keep a snapshot, and with the reason if it is not kept.
+pub(crate) type KeptCallback = Box<dyn FnOnce(KeepingTime, Result<(), String>) + Send>;
 
 impl Session {
     /// Returns the number of the mark from which the session went on, or 0.
@@ -81,7 +90,7 @@ impl Session {
     ) {
         let session = self.clone();
         let outcome = captured.as_ref().ok().map(|captured| captured.outcome());
-        let reply = move |copying: Duration, kept: Result<(), String>| {
+        let reply = move |time: KeepingTime, kept: Result<(), String>| {
             if let Some(outcome) = outcome {
                 // It is set once.
                 let _ = outcome.set(kept.is_ok());
@@ -89,7 +98,11 @@ impl Session {
             session.outbound.queue_marked(Marked {
                 mark: mark.mark,
                 error: kept.err().unwrap_or_default(),
-                cost_us: (cost + copying).as_micros() as u64,
+                cost_us: (cost + time.copying).as_micros() as u64,
+                sending_us: match session.uses_network() {
+                    true => time.sending.as_micros() as u64,
+                    false => 0,
+                },
             });
             session.outbound.wake_writer();
         };
@@ -99,7 +112,7 @@ impl Session {
                 Some(_) => "the worker keeps no snapshots",
                 None => "the session was opened without snapshots",
             };
-            return reply(Duration::ZERO, Err(reason.into()));
+            return reply(KeepingTime::default(), Err(reason.into()));
         };
         match captured {
             Ok(mut captured) => {
@@ -107,8 +120,13 @@ impl Session {
                 let (snapshots, key) = (snapshots.clone(), key.clone());
                 snapshots.keep(self.id, mark, captured, key, Box::new(reply));
             }
-            Err(e) => reply(Duration::ZERO, Err(e.to_string())),
+            Err(e) => reply(KeepingTime::default(), Err(e.to_string())),
         }
+    }
+
+    /// Returns whether all-reduces of the session's lease use the network between workers.
+    fn uses_network(&self) -> bool {
+        self.cohort.lease_members().others().next().is_some()
     }
 
     /// Returns whether the first frame that the session sends lists the kept uploads that it was offered.

@@ -25,7 +25,9 @@ use tensord_transport::channel::{Connection, Next};
 use tokio::{runtime::Runtime, task::yield_now};
 
 use self::held_snapshot::HeldSnapshot;
-use super::{DeviceContext, Grant, Session, SessionBegin, Track, sealed_snapshot::SnapshotKey};
+use super::{
+    DeviceContext, Grant, KeepingTime, Session, SessionBegin, Track, sealed_snapshot::SnapshotKey,
+};
 use crate::{
     admission::{Admission, AdmissionError, Claim, Lanes},
     blobs::BlobStore,
@@ -302,7 +304,7 @@ impl SimulatedProcess {
             if result.is_ok() {
                 self.left.forget(session);
             }
-            kept(Duration::ZERO, result);
+            kept(KeepingTime::default(), result);
         }
     }
 

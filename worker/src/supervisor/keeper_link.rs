@@ -276,7 +276,7 @@ impl KeeperLink {
         link: &mut Link,
         snapshot: &KeptSnapshot,
     ) -> Result<(), String> {
-        for body in self.stream.begin(snapshot) {
+        for body in self.stream.begin(Instant::now(), snapshot) {
             send(link, body.map_err(|e| e.to_string())?).await?;
             self.take_messages();
             self.stream.marks.give_up_due(Instant::now()).await;

@@ -32,6 +32,18 @@ struct PendingMark {
     /// kept without it.
     until: Instant,
     is_given_up: bool,
+    /// When sending the snapshot began.
+    sent_at: Option<Instant>,
+    /// For how long the snapshot was sent, once the place has it or that is given up.
+    sending: Duration,
+}
+
+impl PendingMark {
+    /// Returns for how long the snapshot has been sent.
+    fn sending(&self, now: Instant) -> Duration {
+        let sent_at = self.sent_at.unwrap_or(now);
+        now.saturating_duration_since(sent_at)
+    }
 }
 
 /// The marks that count as kept when a place has their snapshots, by session. `P` identifies the place.
@@ -68,7 +80,8 @@ impl<P: Copy> PendingMarks<P> {
         let pending = self.pending.iter();
         let pending: Vec<_> = pending.map(|(session, it)| (*session, it.mark)).collect();
         for (session, mark) in pending {
-            self.give_up(now, session, mark);
+            // The time of a connection that was lost says nothing about the network.
+            self.give_up_after(now, session, mark, Duration::ZERO);
         }
     }
 
@@ -102,10 +115,28 @@ impl<P: Copy> PendingMarks<P> {
             mark,
             until: queued_at + STORE_DEADLINE,
             is_given_up: false,
+            sent_at: None,
+            sending: Duration::ZERO,
         };
         let known = self.pending.get(&session);
         if known.is_none_or(|known| known.mark < mark) {
             self.pending.insert(session, expected);
+        }
+    }
+
+    /// Records that sending the snapshot of a mark begins, if the place is to have it.
+    pub(super) fn begin_sending(&mut self, now: Instant, session: SessionId, mark: u64) {
+        let pending = self.pending.get_mut(&session);
+        if let Some(pending) = pending.filter(|it| it.mark == mark) {
+            pending.sent_at.get_or_insert(now);
+        }
+    }
+
+    /// Records that the place has the snapshot of a mark, if it is to have it.
+    pub(super) fn sent(&mut self, now: Instant, session: SessionId, mark: u64) {
+        let pending = self.pending.get_mut(&session);
+        if let Some(pending) = pending.filter(|it| it.mark == mark && !it.is_given_up) {
+            pending.sending = pending.sending(now);
         }
     }
 
@@ -118,12 +149,22 @@ impl<P: Copy> PendingMarks<P> {
     /// Gives up that the place gets the snapshot of a mark: the lease cannot move from now on, and the mark counts as
     /// kept after [`GIVE_UP_DELAY`].
     pub(super) fn give_up(&mut self, now: Instant, session: SessionId, mark: u64) {
+        let known = self.pending.get(&session);
+        let known = known.filter(|known| known.mark == mark);
+        let sending = known.map(|known| known.sending(now)).unwrap_or_default();
+        self.give_up_after(now, session, mark, sending);
+    }
+
+    /// As [`give_up`](Self::give_up), of a mark whose snapshot was sent for this long.
+    fn give_up_after(&mut self, now: Instant, session: SessionId, mark: u64, sending: Duration) {
         lock(&self.progress).require(session, mark);
         let until = now + GIVE_UP_DELAY;
         let given_up = PendingMark {
             mark,
             until,
             is_given_up: true,
+            sent_at: None,
+            sending,
         };
         let known = self.pending.get(&session);
         if known.is_none_or(|known| known.mark < mark || known.mark == mark && !known.is_given_up) {
@@ -133,14 +174,22 @@ impl<P: Copy> PendingMarks<P> {
 
     /// Lets a mark count as kept now.
     pub(super) async fn count_as_kept(&mut self, session: SessionId, mark: u64) {
-        if self.is_pending(session, mark) {
-            self.pending.remove(&session);
-        }
+        let pending = match self.is_pending(session, mark) {
+            true => self.pending.remove(&session),
+            false => None,
+        };
+        let sending = pending.map(|it| it.sending).unwrap_or_default();
+        self.kept_after(session, mark, sending).await;
+    }
+
+    /// Lets a mark count as kept whose snapshot was sent for this long.
+    async fn kept_after(&mut self, session: SessionId, mark: u64, sending: Duration) {
         lock(&self.progress).require(session, mark);
         let kept = SnapshotKept {
             session_id: session.0,
             mark,
             error: String::new(),
+            sending_us: sending.as_micros() as u64,
         };
         // An error means that the lease has ended.
         let _ = self.kept.send(kept).await;
@@ -154,10 +203,52 @@ impl<P: Copy> PendingMarks<P> {
         for (session, it) in over.collect::<Vec<_>>() {
             has_given_up |= !it.is_given_up;
             match it.is_given_up {
-                true => self.count_as_kept(session, it.mark).await,
-                false => self.give_up(now, session, it.mark),
+                true => self.kept_after(session, it.mark, it.sending).await,
+                false => {
+                    let sending = it.sending(now);
+                    self.give_up_after(now, session, it.mark, sending);
+                }
             }
         }
         has_given_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SESSION: SessionId = SessionId(1);
+
+    #[tokio::test]
+    async fn kept_mark_has_the_time_for_which_its_snapshot_was_sent() {
+        let (kept, mut kept_marks) = mpsc::channel(1);
+        let mut marks = PendingMarks::<u8>::new(Arc::default(), kept);
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut sending_ms = || {
+            let kept = kept_marks.try_recv().unwrap();
+            (kept.mark, kept.sending_us / 1000)
+        };
+
+        marks.expect(SESSION, 1, start);
+        marks.begin_sending(at(30), SESSION, 1);
+        // Another mark's.
+        marks.begin_sending(at(40), SESSION, 2);
+        marks.sent(at(100), SESSION, 1);
+        marks.count_as_kept(SESSION, 1).await;
+        assert_eq!(sending_ms(), (1, 70));
+
+        // Given up while it is sent.
+        marks.expect(SESSION, 2, start);
+        marks.begin_sending(at(500), SESSION, 2);
+        let given_up = start + STORE_DEADLINE;
+        assert!(marks.give_up_due(given_up).await);
+        assert!(!marks.give_up_due(given_up + GIVE_UP_DELAY).await);
+        assert_eq!(sending_ms(), (2, 7500));
+
+        // Never sent.
+        marks.count_as_kept(SESSION, 3).await;
+        assert_eq!(sending_ms(), (3, 0));
     }
 }

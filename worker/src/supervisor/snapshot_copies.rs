@@ -23,6 +23,8 @@ struct PendingCopies {
     mark: u64,
     awaits_keeper: bool,
     awaits_store: bool,
+    /// The longest time for which the snapshot was sent to one of them.
+    sending_us: u64,
 }
 
 impl SnapshotCopies {
@@ -46,6 +48,7 @@ impl SnapshotCopies {
                     mark,
                     awaits_keeper,
                     awaits_store,
+                    sending_us: 0,
                 };
                 self.pending.insert(session, pending);
             }
@@ -72,9 +75,11 @@ impl SnapshotCopies {
                 true => pending.awaits_keeper = false,
                 false => pending.awaits_store = false,
             }
+            pending.sending_us = pending.sending_us.max(kept.sending_us);
             if !pending.awaits_keeper && !pending.awaits_store {
+                let sending_us = pending.sending_us;
                 self.pending.remove(&session);
-                return kept;
+                return SnapshotKept { sending_us, ..kept };
             }
         }
     }

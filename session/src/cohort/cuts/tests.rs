@@ -6,7 +6,7 @@ use super::*;
 
 const BOTH: [u32; 2] = [0, 1];
 
-fn interval(_: Duration) -> Duration {
+fn interval(_: MarkCost) -> Duration {
     Duration::from_secs(2)
 }
 
@@ -102,18 +102,18 @@ fn requested_cut_begins_at_once_and_again_if_it_is_dropped() {
     assert!(cuts.begin_if_due(now, interval));
     let dropped = cuts.place_mark(0, now).unwrap();
     let late = now + CUT_TIMEOUT;
-    cuts.answered(0, dropped, Duration::ZERO, true);
+    cuts.answered(0, dropped, MarkCost::default(), true);
     assert!(cuts.begin_if_due(late, |_| Duration::MAX / 4));
     let number = cuts.place_mark(0, late).unwrap();
     assert_eq!(cuts.place_mark(1, late), Some(number));
     // The worker refuses a snapshot.
-    cuts.answered(0, number, Duration::ZERO, false);
+    cuts.answered(0, number, MarkCost::default(), false);
     assert!(!cuts.awaits_requested());
 }
 
 /// Records the worker's reply to a mark, and that all requests before it are answered.
 fn answer(cuts: &mut Cuts, rank: u32, number: u64) {
-    cuts.answered(rank, number, Duration::ZERO, true);
+    cuts.answered(rank, number, MarkCost::default(), true);
     cuts.ready(rank, number);
 }
 
@@ -164,14 +164,22 @@ fn interval_follows_the_slowest_mark() {
     let now = Instant::now();
     let mut cuts = two(now);
     assert_eq!(place_both(&mut cuts, now), 1);
-    cuts.answered(0, 1, Duration::from_secs(3), true);
-    cuts.answered(1, 1, Duration::from_secs(1), true);
+    let cost = |copying_s, sending_s| MarkCost {
+        copying: Duration::from_secs(copying_s),
+        sending: Duration::from_secs(sending_s),
+    };
+    cuts.answered(0, 1, cost(3, 4), true);
+    cuts.answered(1, 1, cost(1, 9), true);
     cuts.ready(0, 1);
     cuts.ready(1, 1);
     assert_eq!(cuts.committed(), Some(1));
     let before = now + Duration::from_millis(2999);
-    assert!(!cuts.begin_if_due(before, |cost| cost));
-    assert!(cuts.begin_if_due(now + Duration::from_secs(3), |cost| cost));
+    assert!(!cuts.begin_if_due(before, |cost| cost.copying));
+    let at = now + Duration::from_secs(3);
+    assert!(cuts.begin_if_due(at, |highest| {
+        assert_eq!(highest, cost(3, 9));
+        highest.copying
+    }));
 }
 
 #[test]
@@ -201,7 +209,7 @@ fn nothing_is_committed_while_a_session_may_be_in_another_process() {
     let now = Instant::now();
     let mut cuts = two(now);
     assert_eq!(commit(&mut cuts, now), 1);
-    let later = now + interval(Duration::ZERO);
+    let later = now + interval(MarkCost::default());
     assert_eq!(place_both(&mut cuts, later), 2);
     cuts.ready(1, 2);
     // The process dies. Rank 1 asks the next one to go on from cut 1, and then rank 0 receives what
@@ -228,7 +236,7 @@ fn no_cut_begins_before_a_new_process_has_replied_to_marks_of_the_journal() {
     let now = Instant::now();
     let mut cuts = two(now);
     assert_eq!(commit(&mut cuts, now), 1);
-    let later = now + interval(Duration::ZERO);
+    let later = now + interval(MarkCost::default());
     assert!(cuts.begin_if_due(later, interval));
     assert_eq!(cuts.place_mark(0, later), Some(2));
     assert!(cuts.has_one_mark());
@@ -263,11 +271,11 @@ fn refused_mark_drops_the_cut_and_a_lapsed_journal_also_the_committed_one() {
     let now = Instant::now();
     let mut cuts = two(now);
     assert_eq!(commit(&mut cuts, now), 1);
-    let later = now + interval(Duration::ZERO);
+    let later = now + interval(MarkCost::default());
     assert!(cuts.begin_if_due(later, interval));
-    cuts.answered(0, 1, Duration::ZERO, false);
+    cuts.answered(0, 1, MarkCost::default(), false);
     assert_eq!(cuts.place_mark(0, later), Some(2), "cut 1 is over");
-    cuts.answered(0, 2, Duration::ZERO, false);
+    cuts.answered(0, 2, MarkCost::default(), false);
     assert_eq!(
         (cuts.place_mark(1, later), cuts.committed()),
         (None, Some(1))

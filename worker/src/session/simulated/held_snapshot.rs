@@ -1,9 +1,6 @@
 //! The snapshot of a session on its way from the session to the worker.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
 use tensord_proto::{ids::SessionId, v1::Mark};
 
@@ -12,7 +9,7 @@ use crate::{
     locks::lock,
     process_message::SnapshotInfo,
     session::{
-        Captured, KeptCallback, SnapshotKeeper,
+        Captured, KeepingTime, KeptCallback, SnapshotKeeper,
         sealed_snapshot::{SnapshotKey, sealed_size},
     },
 };
@@ -87,7 +84,7 @@ impl SnapshotKeeper for HeldSnapshot {
         if held.is_some() {
             drop(held);
             let reason = "the previous snapshot is still being kept";
-            return kept(Duration::ZERO, Err(reason.into()));
+            return kept(KeepingTime::default(), Err(reason.into()));
         }
         *held = Some(Keeping::Captured(session, mark, captured, key, kept));
     }

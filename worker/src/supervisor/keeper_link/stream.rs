@@ -90,11 +90,14 @@ impl SnapshotStream {
     /// Begins to send a snapshot. Returns its frames, which are read one by one.
     pub(in crate::supervisor) fn begin<'a>(
         &mut self,
+        now: Instant,
         snapshot: &'a KeptSnapshot,
     ) -> impl Iterator<Item = io::Result<Body>> + use<'a> {
         let (id, committed) = (snapshot.id(), snapshot.info.committed);
         let has_base = self.sent.has_base_of(id, committed);
         self.sent.record(id, committed);
+        let session = SessionId(id.session_id);
+        self.marks.begin_sending(now, session, id.mark);
         frames(snapshot, has_base)
     }
 
@@ -138,6 +141,7 @@ impl SnapshotStream {
         if stored.error.is_empty() {
             self.record_stored(id);
             if is_pending {
+                self.marks.sent(now, session, id.mark);
                 self.marks.count_as_kept(session, id.mark).await;
             }
             return;

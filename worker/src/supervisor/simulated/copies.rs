@@ -77,8 +77,8 @@ impl Copying {
         }
     }
 
-    fn send(&mut self, snapshot: &KeptSnapshot) {
-        let frames = self.stream.begin(snapshot);
+    fn send(&mut self, now: Instant, snapshot: &KeptSnapshot) {
+        let frames = self.stream.begin(now, snapshot);
         let frames = frames.map(|body| body.expect("the snapshot can be read"));
         if let Some(connection) = &mut self.connection {
             connection.snapshots.push_back(frames.collect());
@@ -93,7 +93,7 @@ impl Copying {
                     (true, _) => {
                         let snapshot = self.stream.next_to_send(session, mark, now);
                         if let Some(snapshot) = done(snapshot) {
-                            self.send(&snapshot);
+                            self.send(now, &snapshot);
                         }
                     }
                     (false, true) => self.stream.marks.give_up(now, session, mark),
@@ -152,7 +152,7 @@ impl SimulatedWorker {
         });
         for snapshot in copying.stream.connected(assignment, kept) {
             if copying.stream.is_new(&snapshot) {
-                copying.send(&snapshot);
+                copying.send(now.into(), &snapshot);
             }
         }
     }
