@@ -7,6 +7,9 @@ use crate::{
     v1::{Error, ErrorCode, Fault, FaultKind},
 };
 
+/// Most bytes of a name in a bounded fault: as much as is ever shown.
+const NAME_BYTES: usize = 4 * NAME_CHARS;
+
 impl Error {
     /// Creates an error with `code` and `message`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
@@ -44,15 +47,16 @@ impl FaultKind {
 
 impl Fault {
     /// Returns the fault in the form that is sent to peers, with at most `reason_bytes`
-    /// of its reason: a backend may put the source of a whole kernel there.
+    /// of its reason, as a backend may put the source of a whole kernel there, and with at
+    /// most four bytes of each name for each character that is ever shown.
     pub fn bounded(&self, reason_bytes: usize) -> Self {
-        let end = self.reason.floor_char_boundary(reason_bytes);
+        let cut = |text: &str, most| text[..text.floor_char_boundary(most)].to_owned();
         Self {
             kind: self.kind,
             op_number: self.op_number,
-            op_name: self.op_name.clone(),
-            worker: self.worker.clone(),
-            reason: self.reason[..end].to_owned(),
+            op_name: cut(&self.op_name, NAME_BYTES),
+            worker: cut(&self.worker, NAME_BYTES),
+            reason: cut(&self.reason, reason_bytes),
         }
     }
 }
@@ -85,6 +89,14 @@ mod tests {
         };
         let bounded = [1, 2, 3, 4, 9].map(|bytes| fault.bounded(bytes).reason);
         assert_eq!(bounded, ["a", "a", "a", "a€", "a€b"]);
+        let long = Fault {
+            op_name: "o".repeat(5000),
+            worker: "w".repeat(5000),
+            ..fault
+        };
+        let bounded = long.bounded(4);
+        let lengths = [bounded.op_name.len(), bounded.worker.len()];
+        assert_eq!(lengths, [NAME_BYTES; 2]);
     }
 
     #[test]

@@ -423,9 +423,9 @@ impl Session {
     }
 
     /// Completes the end: notifies the cohort and the client, and drops all state.
-    fn tear_down(&self, runner: Runner, error: Error) {
+    fn tear_down(self: &Arc<Self>, runner: Runner, error: Error) {
         self.op_progress.begin_step();
-        self.cohort.leave(self.lease_rank, &error.message);
+        self.leave_cohort(&error.message);
         self.keep_uploads(runner);
         // Frees a payload that is partly received.
         lock(&self.payloads).clear();
@@ -435,6 +435,12 @@ impl Session {
         }
         self.progress.torn_down.store(true, Ordering::Release);
         self.device_context.signals.wake();
+    }
+
+    /// Tells the cohort that the session has ended, unless it knows.
+    fn leave_cohort(self: &Arc<Self>, reason: &str) {
+        let member: Weak<dyn Member> = Arc::downgrade(self) as _;
+        self.cohort.leave(self.lease_rank, &member, reason);
     }
 
     /// Queues `Closed` for the client, unless it was queued before, and lets the
@@ -461,7 +467,7 @@ impl Session {
         }
         let error = Error::new(ErrorCode::Limit, reason);
         self.end(error.clone());
-        self.cohort.leave(self.lease_rank, reason);
+        self.leave_cohort(reason);
         self.announce_end(error);
     }
 

@@ -139,7 +139,13 @@ impl Cohort {
     /// Registers the session at `lease_rank` of this worker. Returns false if another
     /// session is registered there.
     pub(crate) fn enter(&self, lease_rank: u32, member: Weak<dyn Member>) -> bool {
-        self.sessions.enter(lease_rank, member)
+        // Locked as in `leave`, so that the two are one after the other.
+        let mut transfers = lock(&self.transfers);
+        let has_entered = self.sessions.enter(lease_rank, member);
+        if has_entered {
+            transfers.enter(lease_rank);
+        }
+        has_entered
     }
 
     /// Has nothing new sent to other workers any more, not even that sessions here have ended.
@@ -147,14 +153,21 @@ impl Cohort {
         self.is_silent.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the session at `lease_rank`, which has ended for `reason`, and ends its
-    /// groups and transfers.
-    pub(crate) fn leave(&self, lease_rank: u32, reason: &str) {
-        self.sessions.leave(lease_rank);
+    /// Removes the session `member` at `lease_rank`, which has ended for `reason`, and ends its
+    /// groups and transfers. Does nothing if another session is registered there.
+    pub(crate) fn leave(&self, lease_rank: u32, member: &Weak<dyn Member>, reason: &str) {
+        let mut transfers = lock(&self.transfers);
+        if !self.sessions.leave(lease_rank, member) {
+            return;
+        }
         // Ending the groups and transfers would send faults to the other workers.
         if self.is_silent.load(Ordering::Relaxed) {
             return;
         }
+        let fault = Arc::new(self.end_of_session(lease_rank, reason));
+        let actions = transfers.leave(lease_rank, &fault);
+        drop(transfers);
+        self.execute_all(actions);
         let groups: Vec<Arc<Group>> = lock(&self.groups).values().cloned().collect();
         for group in groups {
             let Some(rank) = group.members().rank(lease_rank) else {
@@ -165,18 +178,18 @@ impl Cohort {
             let ((), changed) = group.change(|group| group.abort(&reason));
             self.apply_changes(&group, changed);
         }
-        let fault = Fault {
+    }
+
+    /// Returns the fault of what would be taken from a session that has ended for `reason`.
+    fn end_of_session(&self, lease_rank: u32, reason: &str) -> Fault {
+        let share = self.lease_members.share(lease_rank);
+        Fault {
             kind: FaultKind::Peer.into(),
             op_name: "Offer".into(),
-            worker: self
-                .lease_members
-                .share(lease_rank)
-                .map_or_else(String::new, |s| s.worker.clone()),
+            worker: share.map_or_else(String::new, |share| share.worker.clone()),
             reason: format!("the session that has the tensor has ended: {reason}"),
             ..Fault::default()
-        };
-        let actions = lock(&self.transfers).leave(lease_rank, &Arc::new(fault));
-        self.execute_all(actions);
+        }
     }
 
     /// Starts all-reduces that the session at `lease_rank` has reached, in this order.

@@ -8,7 +8,7 @@ use std::sync::{
 use tensord_proto::{
     codec::{CodecError, decode_type, encode_type},
     ids::WorkerId,
-    v1::{self, frame::Body},
+    v1::{self, Fault, frame::Body},
 };
 
 use super::{
@@ -18,8 +18,9 @@ use super::{
 };
 use crate::locks::lock;
 
-/// Maximum number of bytes of a fault's reason that are sent to other ranks.
-const REASON_BYTES: usize = 4 << 10;
+/// Maximum number of bytes of a fault's reason that are sent to other ranks, or kept of what
+/// another worker has sent.
+pub(super) const REASON_BYTES: usize = 4 << 10;
 
 /// A group at this worker.
 pub(crate) struct Group {
@@ -180,10 +181,15 @@ fn encode(rank: usize, arrival: Arrival) -> v1::Arrival {
     }
 }
 
+/// Returns what is kept of a fault that another worker has sent.
+pub(super) fn received_fault(fault: &Fault) -> Arc<Fault> {
+    Arc::new(fault.bounded(REASON_BYTES))
+}
+
 /// Decodes an arrival that another worker has announced, and its rank.
 pub(crate) fn decode(arrival: v1::Arrival) -> Result<(usize, Arrival), CodecError> {
     let (shape, dtype, _) = decode_type(arrival.r#type.as_ref())?;
-    let fault = arrival.fault.map(Arc::new);
+    let fault = arrival.fault.as_ref().map(received_fault);
     let arrival_of = Arrival {
         shape,
         dtype,

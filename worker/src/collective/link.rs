@@ -261,6 +261,7 @@ impl Endpoint for PeerEnd<'_> {
                 Duration::ZERO,
             )
         };
+        let _reader = self.peer.lock_reader();
         let body = match self.peer.receive(connection, frame) {
             Ok(Received::New(body, _)) => body,
             Ok(Received::Nothing) => return Ok(()),

@@ -49,6 +49,8 @@ pub(crate) struct Peer {
     pub(crate) share: LeaseShare,
     /// Number of this worker's links in the lease, including this one.
     links: usize,
+    /// Locked while a received frame is handled.
+    reader: Mutex<()>,
     link_state: Mutex<LinkState>,
     /// Wakes the writer.
     pub(crate) writer_notify: Notify,
@@ -98,6 +100,7 @@ impl Peer {
             worker: WorkerId(share.worker_id),
             share,
             links,
+            reader: Mutex::new(()),
             link_state: Mutex::new(LinkState {
                 channel: Channel::new(OUTBOX_BYTES, WINDOW_BYTES, WINDOW_BYTES, Instant::now()),
                 link_requested: None,
@@ -119,6 +122,12 @@ impl Peer {
 
     fn link_state(&self) -> MutexGuard<'_, LinkState> {
         lock(&self.link_state)
+    }
+
+    /// Keeps frames of other connections from being received. A frame is received and handled under this lock, so that
+    /// a later connection's frames are handled after it. It is locked before all locks of the cohort.
+    pub(crate) fn lock_reader(&self) -> MutexGuard<'_, ()> {
+        lock(&self.reader)
     }
 
     /// Records that a link is wanted. Returns true on the first call.
@@ -198,8 +207,10 @@ impl Peer {
     }
 
     /// Attaches a new connection, on which the other side reports that it received all
-    /// frames up to `received` and grants `credit` bytes in all.
+    /// frames up to `received` and grants `credit` bytes in all. Waits until the frame that
+    /// an earlier connection has received is handled.
     pub(crate) fn attach(&self, received: u64, credit: u64) -> Result<Attached, ResumeError> {
+        let _reader = self.lock_reader();
         let mut link_state = self.link_state();
         let before = link_state.channel.outbox().unacked_bytes();
         let attached = link_state.channel.attach(received, credit)?;
@@ -216,7 +227,7 @@ impl Peer {
         }
     }
 
-    /// Processes a frame received on `connection`.
+    /// Processes a frame received on `connection`. The caller has [locked the reader](Self::lock_reader).
     pub(crate) fn receive(
         &self,
         connection: Connection,

@@ -1,7 +1,5 @@
 //! Decodes the frames that workers send each other.
 
-use std::sync::Arc;
-
 use tensord_proto::{
     codec::{CodecError, decode_type},
     v1::{self, PieceKind, frame::Body},
@@ -9,7 +7,7 @@ use tensord_proto::{
 
 use super::{
     algorithm::{Arrival, PeerViolation, Piece},
-    group::decode,
+    group::{REASON_BYTES, decode, received_fault},
     transfer::{Capability, FetchedPart},
 };
 
@@ -68,7 +66,10 @@ impl PeerFrame {
                 let kind = PieceKind::try_from(kind).map_err(unknown)?;
                 Self::Group(group, GroupFrame::Piece(Piece { kind, bytes }))
             }
-            Body::Abort(abort) => Self::Group(abort.group, GroupFrame::Abort(abort.reason)),
+            Body::Abort(v1::Abort { group, mut reason }) => {
+                reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+                Self::Group(group, GroupFrame::Abort(reason))
+            }
             Body::Fetch(fetch) => Self::Fetch {
                 capability: capability(&fetch.capability)?,
                 from: fetch.from,
@@ -77,7 +78,7 @@ impl PeerFrame {
             Body::Fetched(fetched) => {
                 let capability = capability(&fetched.capability)?;
                 let part = match (fetched.fault, fetched.r#type) {
-                    (Some(fault), _) => FetchedPart::Fault(Arc::new(fault)),
+                    (Some(fault), _) => FetchedPart::Fault(received_fault(&fault)),
                     (None, Some(kind)) => {
                         let (shape, dtype, _) = decode_type(Some(&kind))?;
                         FetchedPart::Bytes(Some((shape, dtype)), fetched.bytes)

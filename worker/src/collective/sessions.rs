@@ -59,9 +59,15 @@ impl Sessions {
         !is_taken
     }
 
-    /// Removes the session at `lease_rank`.
-    pub(super) fn leave(&self, lease_rank: u32) {
-        lock(&self.0).remove(&lease_rank);
+    /// Removes `session` at `lease_rank`. Returns false if it is not registered there.
+    pub(super) fn leave(&self, lease_rank: u32, session: &Weak<dyn Member>) -> bool {
+        let mut sessions = lock(&self.0);
+        let registered = sessions.get(&lease_rank);
+        let is_registered = registered.is_some_and(|it| Weak::ptr_eq(it, session));
+        if is_registered {
+            sessions.remove(&lease_rank);
+        }
+        is_registered
     }
 
     /// Delivers the outcome under `ticket` to the session at `lease_rank`, if it has not

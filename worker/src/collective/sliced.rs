@@ -313,6 +313,11 @@ impl Algorithm for Sliced {
         piece: Piece,
         now: Instant,
     ) -> Result<(), PeerViolation> {
+        // Pieces keep a call from its deadline.
+        if piece.bytes.is_empty() {
+            let rule = format!("worker {worker_index} sent a piece without bytes");
+            return Err(PeerViolation::new(rule));
+        }
         if self.abort_reason.is_some() {
             return Ok(());
         }

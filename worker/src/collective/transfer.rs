@@ -30,6 +30,10 @@ pub(crate) type Capability = [u8; 16];
 /// Maximum number of pending transfers of a cohort at one worker.
 const MAX_PENDING_TRANSFERS: usize = 1 << 16;
 
+/// Number of pending transfers beyond which an offer leaves nothing, not even the fault that
+/// tells the session which takes the value that there was no room for it.
+const MAX_REFUSED_OFFERS: usize = 4 * MAX_PENDING_TRANSFERS;
+
 /// A tensor's value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Value {
@@ -54,8 +58,11 @@ pub(crate) struct Offer {
 pub(crate) struct Take {
     pub(crate) from: u32,
     pub(crate) to: u32,
-    pub(crate) ticket: u64,
-    /// Bytes that the session has reserved for the value.
+    /// The ticket of the outcome. `None` if the session has no room for the value, which is
+    /// then dropped, so that the other session does not keep it, unless too many transfers are
+    /// pending.
+    pub(crate) ticket: Option<u64>,
+    /// Bytes of the value, which the session has reserved if it has room.
     pub(crate) size: usize,
 }
 
@@ -90,6 +97,8 @@ pub(crate) struct Transfers {
     takes: HashMap<Capability, PendingTake>,
     /// Requests of other workers for values that are not offered yet.
     fetches: HashMap<Capability, Fetch>,
+    /// The sessions of this worker that have ended, by lease rank, and why.
+    ended: HashMap<u32, Arc<Fault>>,
 }
 
 /// The request of another worker for a value.
@@ -111,13 +120,25 @@ struct PendingTake {
 struct PartialValue {
     shape: Shape,
     dtype: DType,
+    /// Empty if the value is dropped.
     bytes: Vec<u8>,
+    received_bytes: usize,
 }
 
 impl Transfers {
+    /// Records that a new session of this worker is at `lease_rank`.
+    pub(crate) fn enter(&mut self, lease_rank: u32) {
+        self.ended.remove(&lease_rank);
+    }
+
     /// Records that a session of this worker offers a value. Returns an action if the request
-    /// for the value has already arrived. Drops the offer if too many transfers are pending.
-    pub(crate) fn offer(&mut self, capability: Capability, offer: Offer) -> Option<TransferAction> {
+    /// for the value has already arrived. If too many transfers are pending, offers a fault
+    /// instead, and beyond [`MAX_REFUSED_OFFERS`] nothing.
+    pub(crate) fn offer(
+        &mut self,
+        capability: Capability,
+        mut offer: Offer,
+    ) -> Option<TransferAction> {
         if let Some(fetch) = self.fetches.remove(&capability) {
             return Some(send(fetch, capability, offer));
         }
@@ -125,10 +146,17 @@ impl Transfers {
             |taking: &PendingTake| (taking.take.from, taking.take.to) == (offer.from, offer.to);
         if self.takes.get(&capability).is_some_and(expected) {
             let take = self.takes.remove(&capability)?.take;
-            return Some(deliver(take, offer.value.map_err(Failure::Inherited)));
+            return deliver(take, offer.value.map_err(Failure::Inherited));
+        }
+        // The session that would take the value has ended.
+        if self.ended.contains_key(&offer.to) {
+            return None;
         }
         if self.is_full() {
-            return None;
+            if self.pending() >= MAX_REFUSED_OFFERS {
+                return None;
+            }
+            (offer.value, offer._memory) = (Err(Arc::new(too_many_pending())), None);
         }
         self.offers.insert(capability, offer);
         None
@@ -144,8 +172,7 @@ impl Transfers {
         lease_members: &LeaseMembers,
     ) -> Option<TransferAction> {
         let worker = lease_members.worker(take.from);
-        let failed =
-            |take: Take, kind, why: String| Some(deliver(take, Err(Failure::New(kind, why))));
+        let failed = |take: Take, kind, why: String| deliver(take, Err(Failure::New(kind, why)));
         let Some(worker) = worker.filter(|_| take.from != take.to) else {
             let why = format!("the lease has no other device at place {}", take.from);
             return failed(take, FaultKind::Mismatch, why);
@@ -154,26 +181,27 @@ impl Transfers {
             let why = "the transfer's capability is already in use".into();
             return failed(take, FaultKind::Mismatch, why);
         }
-        if self.is_full() {
-            let why = format!("{MAX_PENDING_TRANSFERS} transfers are pending, which is the limit");
-            return failed(take, FaultKind::OutOfMemory, why);
-        }
         let (from, to) = (take.from, take.to);
-        let action = if worker == lease_members.me() {
+        let is_local = worker == lease_members.me();
+        if is_local {
             let fits = |offer: &Offer| (offer.from, offer.to) == (from, to);
             if self.offers.get(&capability).is_some_and(fits) {
                 let offer = self.offers.remove(&capability)?;
-                return Some(deliver(take, offer.value.map_err(Failure::Inherited)));
+                return deliver(take, offer.value.map_err(Failure::Inherited));
             }
-            None
-        } else {
-            Some(TransferAction::Fetch {
-                worker,
-                capability,
-                from,
-                to,
-            })
-        };
+            if let Some(why) = self.ended.get(&from) {
+                return deliver(take, Err(Failure::Inherited(why.clone())));
+            }
+        }
+        if self.is_full() {
+            return failed(take, FaultKind::OutOfMemory, too_many_pending().reason);
+        }
+        let action = (!is_local).then_some(TransferAction::Fetch {
+            worker,
+            capability,
+            from,
+            to,
+        });
         let partial = None;
         self.takes.insert(capability, PendingTake { take, partial });
         action
@@ -197,27 +225,24 @@ impl Transfers {
             )));
         }
         let fetch = Fetch { worker, from, to };
-        match self.offers.remove(&capability) {
-            Some(offer) => Ok(Some(send(fetch, capability, offer))),
+        if let Some(offer) = self.offers.remove(&capability) {
+            return Ok(Some(send(fetch, capability, offer)));
+        }
+        let why = match self.ended.get(&from) {
+            Some(why) => why.clone(),
             // The program has this many transfers pending, so the other worker broke no
             // rule.
-            None if self.is_full() => Ok(Some(TransferAction::Send {
-                worker: fetch.worker,
-                capability,
-                value: Err(Arc::new(Fault {
-                    kind: FaultKind::OutOfMemory.into(),
-                    op_name: "Offer".into(),
-                    reason: format!(
-                        "{MAX_PENDING_TRANSFERS} transfers are pending, which is the limit"
-                    ),
-                    ..Fault::default()
-                })),
-            })),
+            None if self.is_full() => Arc::new(too_many_pending()),
             None => {
                 self.fetches.insert(capability, fetch);
-                Ok(None)
+                return Ok(None);
             }
-        }
+        };
+        Ok(Some(TransferAction::Send {
+            worker,
+            capability,
+            value: Err(why),
+        }))
     }
 
     /// Handles the next part of a value that this worker fetches from another.
@@ -233,7 +258,7 @@ impl Transfers {
         let Some(taking) = self.takes.get_mut(&capability).filter(expected) else {
             return Ok(None);
         };
-        let size = taking.take.size;
+        let Take { size, ticket, .. } = taking.take;
         let (kind, part) = match part {
             FetchedPart::Fault(fault) => {
                 return Ok(self.end(&capability, Err(Failure::Inherited(fault))));
@@ -244,7 +269,8 @@ impl Transfers {
             (Some((shape, dtype)), partial) => partial.insert(PartialValue {
                 shape,
                 dtype,
-                bytes: Vec::with_capacity(size),
+                bytes: Vec::with_capacity(ticket.map_or(0, |_| size)),
+                received_bytes: 0,
             }),
             (None, Some(partial)) => partial,
             (None, None) => {
@@ -253,19 +279,23 @@ impl Transfers {
                 ));
             }
         };
-        partial.bytes.extend_from_slice(&part);
-        if partial.bytes.len() > size {
+        if ticket.is_some() {
+            partial.bytes.extend_from_slice(&part);
+        }
+        partial.received_bytes = partial.received_bytes.saturating_add(part.len());
+        if partial.received_bytes > size {
             return Err(PeerViolation::new(format!(
                 "a value exceeds its {size} bytes"
             )));
         }
-        if partial.bytes.len() < size {
+        if partial.received_bytes < size {
             return Ok(None);
         }
         let PartialValue {
             shape,
             dtype,
             bytes,
+            ..
         } = taking.partial.take().expect("all bytes have arrived");
         let bytes = bytes.into();
         let value = Value {
@@ -277,9 +307,11 @@ impl Transfers {
     }
 
     /// Removes the session at `lease_rank` of this worker, which has ended: the takes and
-    /// fetches that wait for it fail with `why`.
+    /// fetches that wait for it, and later ones, fail with `why`.
     pub(crate) fn leave(&mut self, lease_rank: u32, why: &Arc<Fault>) -> Vec<TransferAction> {
-        self.offers.retain(|_, offer| offer.from != lease_rank);
+        self.ended.insert(lease_rank, why.clone());
+        self.offers
+            .retain(|_, offer| offer.from != lease_rank && offer.to != lease_rank);
         self.takes.retain(|_, taking| taking.take.to != lease_rank);
         let from = |taking: &PendingTake| taking.take.from == lease_rank;
         let mut actions = self.fail(from, || Failure::Inherited(why.clone()));
@@ -311,7 +343,8 @@ impl Transfers {
         why: impl Fn() -> Failure,
     ) -> Vec<TransferAction> {
         let failed = self.takes.extract_if(|_, taking| which(taking));
-        failed.map(|(_, t)| deliver(t.take, Err(why()))).collect()
+        let failed = failed.filter_map(|(_, taking)| deliver(taking.take, Err(why())));
+        failed.collect()
     }
 
     fn end(
@@ -319,12 +352,15 @@ impl Transfers {
         capability: &Capability,
         outcome: Result<Value, Failure>,
     ) -> Option<TransferAction> {
-        let taking = self.takes.remove(capability)?;
-        Some(deliver(taking.take, outcome))
+        deliver(self.takes.remove(capability)?.take, outcome)
+    }
+
+    fn pending(&self) -> usize {
+        self.offers.len() + self.takes.len() + self.fetches.len()
     }
 
     fn is_full(&self) -> bool {
-        self.offers.len() + self.takes.len() + self.fetches.len() >= MAX_PENDING_TRANSFERS
+        self.pending() >= MAX_PENDING_TRANSFERS
     }
 }
 
@@ -337,11 +373,21 @@ pub(crate) enum FetchedPart {
     Bytes(Option<(Shape, DType)>, Bytes),
 }
 
-fn deliver(take: Take, outcome: Result<Value, Failure>) -> TransferAction {
-    TransferAction::Deliver {
+/// Returns the action that delivers the outcome of a take, unless its session wants none.
+fn deliver(take: Take, outcome: Result<Value, Failure>) -> Option<TransferAction> {
+    Some(TransferAction::Deliver {
         to: take.to,
-        ticket: take.ticket,
+        ticket: take.ticket?,
         outcome,
+    })
+}
+
+fn too_many_pending() -> Fault {
+    Fault {
+        kind: FaultKind::OutOfMemory.into(),
+        op_name: "Offer".into(),
+        reason: format!("{MAX_PENDING_TRANSFERS} transfers are pending, which is the limit"),
+        ..Fault::default()
     }
 }
 

@@ -1,6 +1,9 @@
 //! Links between the workers of a lease, over real connections.
 
-use std::sync::Mutex;
+use std::{
+    sync::{Mutex, mpsc as std_mpsc},
+    thread,
+};
 
 use burn_backend::{DType, Shape};
 use bytes::Bytes;
@@ -33,8 +36,8 @@ struct Worker {
     outcomes: mpsc::UnboundedReceiver<(u64, Outcome)>,
 }
 
-/// Creates the worker with this id, with the session at `lease_rank`.
-fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u32) -> Worker {
+/// Creates the cohort at the worker with this id.
+fn cohort(shares: &[LeaseShare], identity: Arc<Identity>, id: u64) -> Arc<Cohort> {
     let settings = CollectiveSettings {
         deadline: Duration::from_secs(20),
         bucket_bytes: None,
@@ -42,7 +45,12 @@ fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u
         identity: Some(identity),
     };
     let lease_members = LeaseMembers::new(shares.to_vec(), WorkerId(id));
-    let cohort = Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings);
+    Cohort::new(1, LeaseId(1), lease_members, Bytes::new(), settings)
+}
+
+/// Creates the worker with this id, with the session at `lease_rank`.
+fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u32) -> Worker {
+    let cohort = cohort(shares, identity, id);
     let (outcome_sender, outcomes) = mpsc::unbounded_channel();
     let collector: Arc<dyn Member> = Arc::new(OutcomeCollector(outcome_sender));
     assert!(cohort.enter(lease_rank, Arc::downgrade(&collector)));
@@ -53,22 +61,27 @@ fn worker(shares: &[LeaseShare], identity: Arc<Identity>, id: u64, lease_rank: u
     }
 }
 
+/// Starts an all-reduce of the ranks 0 and 1.
+fn call(cohort: &Arc<Cohort>, lease_rank: u32, ticket: u64, size: usize) {
+    let value = (ticket as f32 + lease_rank as f32).to_le_bytes();
+    let call = AllReduceCall {
+        members: Members::new(vec![0, 1], cohort.lease_members()).unwrap(),
+        ticket,
+        arrival: Arrival {
+            shape: Shape::new([size]),
+            dtype: DType::F32,
+            mean: false,
+            fault: None,
+            ring_bytes: None,
+        },
+        bytes: value.repeat(size).into(),
+    };
+    cohort.call(lease_rank, vec![call]);
+}
+
 impl Worker {
     fn call(&self, lease_rank: u32, ticket: u64, size: usize) {
-        let value = (ticket as f32 + lease_rank as f32).to_le_bytes();
-        let call = AllReduceCall {
-            members: Members::new(vec![0, 1], self.cohort.lease_members()).unwrap(),
-            ticket,
-            arrival: Arrival {
-                shape: Shape::new([size]),
-                dtype: DType::F32,
-                mean: false,
-                fault: None,
-                ring_bytes: None,
-            },
-            bytes: value.repeat(size).into(),
-        };
-        self.cohort.call(lease_rank, vec![call]);
+        call(&self.cohort, lease_rank, ticket, size);
     }
 
     async fn next(&mut self) -> (u64, Bytes) {
@@ -220,6 +233,66 @@ async fn worker_is_identified_by_its_certificate_only() {
     assert!(error.message.contains("not part of the lease"), "{error}");
 }
 
+/// A session that blocks whoever delivers an outcome, until the test lets it go on.
+struct SlowSession {
+    is_reached: std_mpsc::Sender<()>,
+    goes_on: Mutex<std_mpsc::Receiver<()>>,
+}
+
+impl Member for SlowSession {
+    fn deliver(self: Arc<Self>, _: u64, _: Outcome) {
+        self.is_reached.send(()).unwrap();
+        let goes_on = self.goes_on.lock().unwrap();
+        goes_on.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn later_connection_waits_until_a_received_frame_is_handled() {
+    let (shares, [_, two], _listener) = lease().await;
+    let cohort = cohort(&shares, two, 2);
+    let (is_reached, reached) = std_mpsc::channel();
+    let (go_on, goes_on) = std_mpsc::channel();
+    let session: Arc<dyn Member> = Arc::new(SlowSession {
+        is_reached,
+        goes_on: Mutex::new(goes_on),
+    });
+    assert!(cohort.enter(1, Arc::downgrade(&session)));
+    call(&cohort, 1, 1, 4);
+
+    let accept = || accept_from(&cohort, &join(1), |_| Ok(())).unwrap();
+    let accepted = accept();
+    let mut other = duplex::Duplex::new(1 << 20, 1 << 20, 1 << 20);
+    // The all-reduce fails at once, as its two tensors have different shapes.
+    other.push(Body::Arrivals(Arrivals {
+        group: vec![0, 1],
+        arrivals: vec![arrival(0, 5)],
+    }));
+    let frame: Bytes = other.next_to_send().unwrap().concat().into();
+    let end = PeerEnd {
+        cohort: &accepted.cohort,
+        peer: &accepted.peer,
+    };
+    thread::scope(|scope| {
+        let handling = scope.spawn(|| end.on_frame(accepted.connection, frame, &mut ()).is_ok());
+        reached.recv_timeout(Duration::from_secs(30)).unwrap();
+        let accepting = scope.spawn(|| accept().joined.received);
+        thread::sleep(Duration::from_millis(200));
+        assert!(!accepting.is_finished(), "two frames at a time");
+        go_on.send(()).unwrap();
+        assert!(handling.join().unwrap());
+        assert_eq!(accepting.join().unwrap(), 1);
+    });
+}
+
+fn arrival(rank: u32, size: usize) -> tensord_proto::v1::Arrival {
+    tensord_proto::v1::Arrival {
+        rank,
+        r#type: Some(encode_type(&Shape::new([size]), DType::F32)),
+        ..Default::default()
+    }
+}
+
 /// The first frame after the greeting is an arrival of a rank that does not exist. Ignoring
 /// this frame would keep the first worker waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,14 +313,9 @@ async fn protocol_violation_ends_the_link_and_the_group() {
     };
     let joined = duplex::encode(Body::Joined(joined));
     link.sender.send(&[joined]).await.unwrap();
-    let arrival = tensord_proto::v1::Arrival {
-        rank: 9,
-        r#type: Some(encode_type(&Shape::new([4]), DType::F32)),
-        ..Default::default()
-    };
     let arrivals = Arrivals {
         group: vec![0, 1],
-        arrivals: vec![arrival],
+        arrivals: vec![arrival(9, 4)],
     };
     let mut other = duplex::Duplex::new(1 << 20, 1 << 20, 1 << 20);
     other.push(Body::Arrivals(arrivals));

@@ -48,14 +48,24 @@ fn all_workers_choose_the_same_algorithm() {
 #[test]
 fn ring_accepts_data_from_the_predecessor_only() {
     let mut group = Sliced::new((0..3).map(rank).collect(), 0);
-    let piece = Piece {
+    let piece = |bytes: &'static [u8]| Piece {
         kind: PieceKind::Ring,
-        bytes: Bytes::new(),
+        bytes: Bytes::from_static(bytes),
     };
     let now = Instant::now();
-    assert_eq!(group.piece(2, piece.clone(), now), Ok(()));
-    let broke = group.piece(1, piece, now).unwrap_err().to_string();
+    let arrival = Arrival {
+        shape: Shape::new([1]),
+        dtype: DType::F32,
+        mean: false,
+        fault: None,
+        ring_bytes: None,
+    };
+    group.arrive(0, 1, arrival, Bytes::from_static(&[0; 4]), now);
+    assert_eq!(group.piece(2, piece(&[0; 4]), now), Ok(()));
+    let broke = group.piece(1, piece(&[0; 4]), now).unwrap_err().to_string();
     assert!(broke.contains("but worker 2 is before it in"), "{broke}");
+    let broke = group.piece(2, piece(&[]), now).unwrap_err().to_string();
+    assert!(broke.contains("a piece without bytes"), "{broke}");
 }
 
 #[test]

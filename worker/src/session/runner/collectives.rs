@@ -193,15 +193,17 @@ impl Collectives {
                 return None;
             }
         };
-        if let Err(refusal) = interpreter.begin_pending(op, ticket) {
-            self.in_flight.remove(ticket);
+        let begun = interpreter.begin_pending(op, ticket);
+        // The result of a refused op counts as in flight until it arrives, and is then dropped:
+        // the other ranks may take long, and a program may make many such ops.
+        let context = interpreter.current.context("Distributed.AllReduce");
+        let turn = (reduce.out.id, interpreter.current.number());
+        let arrival = self.in_flight.on_turn(ticket, turn, context);
+        if let Err(refusal) = begun {
             interpreter.refuse(op, refusal);
             return None;
         }
-        let context = interpreter.current.context("Distributed.AllReduce");
-        let turn = (reduce.out.id, interpreter.current.number());
-        let arrival = self.in_flight.on_turn(ticket, turn, context)?;
-        Some(settle(interpreter, ticket, arrival))
+        Some(settle(interpreter, ticket, arrival?))
     }
 
     /// Processes the outcome that arrived under `ticket`. Returns the tensor that now has a
@@ -263,21 +265,25 @@ impl Collectives {
         from: u32,
     ) {
         let context = interpreter.current.context("Take");
-        let memory = match interpreter.tensors.reserve_pending(out) {
-            Ok(memory) => memory,
+        let ticket = match interpreter.tensors.reserve_pending(out) {
+            Ok(memory) => {
+                let turn = (out.id, interpreter.current.number());
+                let ticket = self.in_flight.add(Some(turn), context);
+                interpreter.tensors.add_pending(out, ticket, memory);
+                Some(ticket)
+            }
             Err(refusal) => {
                 let fault = interpreter.record_fault(&context, refusal);
-                return interpreter.tensors.insert_poisoned(out.id, fault);
+                interpreter.tensors.insert_poisoned(out.id, fault);
+                None
             }
         };
-        let turn = (out.id, interpreter.current.number());
-        let ticket = self.in_flight.add(Some(turn), context);
-        interpreter.tensors.add_pending(out, ticket, memory);
+        // A value for which there is no room is taken, too, or the other session would keep it.
         let take = Take {
             from,
             to: self.membership.lease_rank,
             ticket,
-            size: tensor_bytes(&out.shape, out.dtype).unwrap_or(usize::MAX),
+            size: tensor_bytes(&out.shape, out.dtype).unwrap_or_default(),
         };
         self.bucket.push(Request::Take(capability, take), 0);
         self.bucket.flush();

@@ -98,9 +98,4 @@ impl InFlightResults {
             outcome,
         })
     }
-
-    /// Removes the result under `ticket`, whose op is refused.
-    pub(super) fn remove(&mut self, ticket: u64) {
-        self.results.remove(&ticket);
-    }
 }

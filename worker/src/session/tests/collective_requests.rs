@@ -1,6 +1,9 @@
 //! All-reduces and transfers in a session's op stream. The test itself is the other rank.
 
-use tensord_proto::collective_op::{AllReduce, CollectiveOp};
+use tensord_proto::{
+    codec::encode_type,
+    collective_op::{AllReduce, CollectiveOp},
+};
 
 use super::*;
 use crate::collective::{
@@ -268,6 +271,30 @@ fn result_dropped_in_flight_leaves_no_state() {
 }
 
 #[test]
+fn refused_all_reduce_is_in_flight_until_the_other_ranks_have_reached_it() {
+    let mut harness = SessionHarness::new();
+    let other = OtherRank::enter(&harness);
+    harness.upload(1, &[1.0, 2.0]);
+    harness.upload(2, &[5.0, 5.0]);
+    // Its output exists.
+    harness.ops(&[all_reduce(kept(1), 2, &[0, 1])]);
+    harness.sync(4, false);
+    harness.run_all();
+    let is_synced = |harness: &SessionHarness| {
+        let mut replies = harness.replies.iter();
+        replies.any(|body| matches!(body, Body::Synced(_)))
+    };
+    assert!(
+        !is_synced(&harness),
+        "it counts against the limit of results in flight"
+    );
+    other.call(&harness, 7, &[1.0, 1.0]);
+    harness.run_all();
+    assert!(is_synced(&harness));
+    assert_eq!(other.take_outcomes(), [(7, Ok(bytes_of(&[2.0, 3.0])))]);
+}
+
+#[test]
 fn invalid_group_faults_only_its_op() {
     let mut harness = SessionHarness::new();
     let other = OtherRank::enter(&harness);
@@ -345,14 +372,14 @@ fn tensor_is_transferred_by_offer_and_take() {
     let take = Take {
         from: 0,
         to: 1,
-        ticket: 4,
+        ticket: Some(4),
         size: 8,
     };
     harness.session.cohort.take(KEY, take);
     assert_eq!(other.take_outcomes(), [(4, Ok(bytes_of(&[1.0, 2.0])))]);
     assert_eq!(harness.memory.live_bytes(), 0);
 
-    let kind = tensord_proto::codec::encode_type(&Shape::new([2]), DType::F32);
+    let kind = encode_type(&Shape::new([2]), DType::F32);
     harness.client.push(Body::Take(v1::Take {
         tensor_id: 2,
         r#type: Some(kind),
@@ -377,4 +404,41 @@ fn tensor_is_transferred_by_offer_and_take() {
     harness.session.cohort.offer(KEY, offer);
     harness.run_all();
     assert_eq!(harness.values(), [(1, Ok(vec![7.0, 8.0]))]);
+}
+
+#[test]
+fn value_without_room_does_not_stay_with_the_session_that_offers_it() {
+    const KEY: Capability = [4; 16];
+    let mut harness = SessionHarness::new();
+    let _other = OtherRank::enter(&harness);
+    let kind = encode_type(&Shape::new([1 << 29]), DType::F32);
+    harness.client.push(Body::Take(v1::Take {
+        tensor_id: 1,
+        r#type: Some(kind),
+        capability: KEY.to_vec().into(),
+        from: 1,
+    }));
+    harness.encoder.note_tensor(TensorId::new(1));
+    harness.read(1, &kept(1));
+    harness.run_all();
+    let [(1, Err(reason))] = &harness.values()[..] else {
+        panic!("{:?}", harness.values());
+    };
+    assert!(reason.contains("needs more memory"), "{reason}");
+    let before = harness.memory.live_bytes();
+    let mut memory = harness.memory.open();
+    memory.take(8).unwrap();
+    let value = Value {
+        shape: Shape::new([2]),
+        dtype: DType::F32,
+        bytes: bytes_of(&[7.0, 8.0]),
+    };
+    let offer = Offer {
+        from: 1,
+        to: 0,
+        value: Ok(value),
+        _memory: Some(memory),
+    };
+    harness.session.cohort.offer(KEY, offer);
+    assert_eq!(harness.memory.live_bytes(), before);
 }
