@@ -60,7 +60,7 @@ pub fn hash_reader(reader: impl std::io::Read) -> std::io::Result<Hash> {
 
 /// Returns how much of a session's limit for kept bytes an upload of `size` bytes takes:
 /// its bytes and an overhead for bookkeeping.
-pub fn kept_cost(size: usize) -> u64 {
+pub const fn kept_cost(size: usize) -> u64 {
     size as u64 + 64
 }
 

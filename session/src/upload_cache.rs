@@ -70,6 +70,12 @@ impl UploadCache {
         self.expects_held && !self.is_held_known
     }
 
+    /// Forgets the contents that the worker has from earlier sessions: the session goes on in
+    /// another process, maybe at another worker, which may not have them.
+    pub(super) fn forget_held(&mut self) {
+        self.held.clear();
+    }
+
     /// Sets the contents that the worker has from earlier sessions. The worker sends this
     /// list once.
     ///
@@ -206,6 +212,18 @@ mod tests {
         assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Held(1));
         assert_eq!(upload_cache.source(named(2), 1000), sent);
     }
+
+    #[test]
+    fn held_content_is_sent_once_it_is_forgotten() {
+        let mut upload_cache = UploadCache::default();
+        upload_cache.set_budget(kept_cost(1000));
+        upload_cache.set_held(&named(1)).unwrap();
+        assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Held(0));
+        upload_cache.forget_held();
+        assert_eq!(upload_cache.source(named(1), 1000), kept(0));
+        assert_eq!(upload_cache.source(named(1), 1000), UploadSource::Slot(0));
+    }
+
     #[test]
     fn held_list_must_be_well_formed_bounded_and_sent_once() {
         let mut upload_cache = UploadCache::default();

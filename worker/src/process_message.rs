@@ -232,9 +232,9 @@ pub(crate) struct Start {
 /// Settings of the worker that its processes share.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ProcessSettings {
-    /// Maximum bytes of uploads that one session may keep.
+    /// Most bytes of uploads that a session may keep that begins at this worker.
     #[prost(uint64, tag = "1")]
-    pub(crate) kept_bytes: u64,
+    pub(crate) new_kept_limit_bytes: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) op_timeout_ms: u64,
     #[prost(uint64, tag = "3")]
@@ -247,6 +247,9 @@ pub(crate) struct ProcessSettings {
     /// Bytes of memory for snapshots of the sessions of one lease; 0 if none are kept.
     #[prost(uint64, tag = "6")]
     pub(crate) snapshot_bytes: u64,
+    /// Most bytes of uploads that a session may keep that began at another worker.
+    #[prost(uint64, tag = "7")]
+    pub(crate) restored_kept_limit_bytes: u64,
 }
 
 /// A message of a process.

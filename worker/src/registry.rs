@@ -38,7 +38,7 @@ use crate::{
     memory::DeviceMemory,
     op_progress::Signals,
     restart::{DeviceUse, LostDevice, first_lost_device},
-    session::{DeviceContext, Session, Track},
+    session::{DeviceContext, KeptLimits, Session, Track},
     usage::{Meters, ledger::UsageLedger},
 };
 
@@ -90,8 +90,7 @@ pub(crate) struct RegistrySettings {
     pub(crate) worker_name: Arc<str>,
     /// Uploads of sessions that ended.
     pub(crate) blobs: Arc<dyn KeptBlobs>,
-    /// Maximum bytes of uploads that one session may keep.
-    pub(crate) kept_bytes: u64,
+    pub(crate) kept_limits: KeptLimits,
     pub(crate) collective_settings: CollectiveSettings,
     pub(crate) op_timeout: Duration,
     pub(crate) runtime: Handle,
@@ -123,7 +122,7 @@ impl Registry {
             worker_id,
             worker_name,
             blobs,
-            kept_bytes,
+            kept_limits,
             collective_settings,
             op_timeout,
             runtime,
@@ -152,7 +151,7 @@ impl Registry {
                 signals,
                 runtime: runtime.clone(),
                 blobs: blobs.clone(),
-                kept_bytes,
+                kept_limits,
                 snapshots: keeper.clone(),
                 device: opened.device,
             };
@@ -203,7 +202,7 @@ impl Registry {
             received: resumed.received,
             credit_bytes: resumed.credit_bytes,
             settings: Some(v1::DeviceSettings { encoded }),
-            kept_bytes: device_slot.device_context.kept_bytes,
+            kept_bytes: session.kept_limit_bytes(),
             durable: session.is_durable(),
             epoch: self.epoch,
             mark,

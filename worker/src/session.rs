@@ -76,6 +76,7 @@ pub(crate) use self::{
     inbound::InboundError,
     outbound::Track,
     runner::Captured,
+    uploads::KeptLimits,
 };
 use crate::{
     blobs::KeptBlobs,
@@ -100,8 +101,7 @@ pub(crate) struct DeviceContext {
     pub(crate) runtime: Handle,
     /// Uploads kept from earlier sessions.
     pub(crate) blobs: Arc<dyn KeptBlobs>,
-    /// Maximum bytes of uploads that one session may keep.
-    pub(crate) kept_bytes: u64,
+    pub(crate) kept_limits: KeptLimits,
     /// Keeps snapshots outside of this process. `None` if sessions are not captured.
     pub(crate) snapshots: Option<Arc<dyn SnapshotKeeper>>,
 }
@@ -133,6 +133,8 @@ pub(crate) struct Session {
     /// Number of the last mark that was received.
     last_mark: AtomicU64,
     payloads: Mutex<Payloads>,
+    /// The most bytes of uploads that the session may keep.
+    kept_limit_bytes: u64,
     work_queue: WorkQueue,
     /// `None` after the session has ended.
     runner: Mutex<Option<Runner>>,
@@ -178,7 +180,7 @@ impl Session {
                 device_context.memory.open(),
                 op_progress.clone(),
                 seed,
-                Uploads::new(device_context.kept_bytes, held),
+                Uploads::new(device_context.kept_limits, held),
                 LeaseMembership {
                     lease_members: cohort.lease_members().clone(),
                     lease_rank,
@@ -198,6 +200,7 @@ impl Session {
             runner.share_contents(snapshots.min_base_bytes());
             runner.allow_copies(Box::new(move |mark| snapshots.copy_limit(id, mark)));
         }
+        let kept_limit_bytes = runner.kept_limit_bytes();
         let session = Arc::new(Self {
             id,
             grant,
@@ -210,8 +213,9 @@ impl Session {
             last_mark: AtomicU64::new(restored_at),
             payloads: Mutex::new(Payloads::new(
                 device_context.memory.clone(),
-                device_context.kept_bytes,
+                kept_limit_bytes,
             )),
+            kept_limit_bytes,
             work_queue: WorkQueue::default(),
             runner: Mutex::new(Some(runner)),
             peer_requests: PeerRequests::default(),
@@ -243,6 +247,11 @@ impl Session {
     /// Records that `connection` of a track has ended, unless a later one has replaced it.
     pub(crate) fn detach(&self, track: Track, connection: Connection) {
         self.outbound.detach(track, connection);
+    }
+
+    /// Returns the most bytes of uploads that the session may keep.
+    pub(crate) fn kept_limit_bytes(&self) -> u64 {
+        self.kept_limit_bytes
     }
 
     /// Returns since when the track for ops has no connection, or `None` if it has one.

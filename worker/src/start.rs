@@ -25,6 +25,7 @@ use crate::{
     options::WorkerOptions,
     registry::{Registry, RegistrySettings},
     restart::LostDevice,
+    session::KeptLimits,
 };
 #[cfg(target_os = "linux")]
 use {
@@ -92,7 +93,7 @@ pub(crate) async fn start_in_this_process(
         worker_id,
         worker_name: options.name.as_str().into(),
         blobs: BlobStore::new(options.cache_bytes / 2),
-        kept_bytes: kept_bytes(options.cache_bytes, opened.len()),
+        kept_limits: kept_limits(options.cache_bytes, opened.len()),
         collective_settings: collective::CollectiveSettings {
             deadline: options.collective_timeout,
             bucket_bytes: options.bucket_bytes.map(|bytes| bytes as usize),
@@ -148,8 +149,10 @@ pub(crate) async fn start_in_processes(
     }
     let devices = described.found.iter().map(FoundDevice::description);
     let devices = devices.collect();
+    let kept_limits = kept_limits(options.cache_bytes, described.found.len());
     let process_settings = process_message::ProcessSettings {
-        kept_bytes: kept_bytes(options.cache_bytes, described.found.len()),
+        new_kept_limit_bytes: kept_limits.new,
+        restored_kept_limit_bytes: kept_limits.restored,
         op_timeout_ms: millis(options.op_timeout),
         collective_timeout_ms: millis(options.collective_timeout),
         bucket_bytes: options.bucket_bytes,
@@ -207,11 +210,16 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the maximum bytes of uploads that one session may keep. Half of the cache is for
+/// Returns the most bytes of uploads that a session may keep. Half of the cache is for
 /// running sessions, divided among the devices, and half for the uploads that sessions leave
-/// or share.
-fn kept_bytes(cache_bytes: u64, devices: usize) -> u64 {
-    cache_bytes / 2 / devices.max(1) as u64
+/// or share. A session that began at a worker with fewer devices may need more than its part
+/// to go on, and gets up to all of that half.
+fn kept_limits(cache_bytes: u64, devices: usize) -> KeptLimits {
+    let restored = cache_bytes / 2;
+    KeptLimits {
+        new: restored / devices.max(1) as u64,
+        restored,
+    }
 }
 
 /// Returns the maximum bytes of a lease's snapshots for each of its devices, if those of all

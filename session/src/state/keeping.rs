@@ -303,6 +303,7 @@ impl State {
         self.ops.restore(point.frames)?;
         self.bulk.restore(point.bulk_frames)?;
         self.requests.restored();
+        self.upload_cache.forget_held();
         Ok(())
     }
 }

@@ -2,14 +2,14 @@
 
 use std::{
     thread::{sleep, spawn},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use burn::{
     remote::RemoteHost,
-    tensor::{Device, Tensor},
+    tensor::{Device, Tensor, TensorData},
 };
-use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool};
+use tensord_client::{Durability, LeaseEvent, LeaseRequest, Pool, data};
 use tensord_testkit::{
     administrator::Administrator,
     cluster::Cluster,
@@ -65,6 +65,84 @@ fn cnn_trains_on_when_its_worker_is_killed() {
 #[test]
 fn transformer_trains_on_when_its_worker_is_killed() {
     check::<Transformer>(&[5], 12);
+}
+
+/// Bytes of uploads that the workers of the next two tests keep. A session on a device of the first
+/// worker may keep half of it, and one that begins on one of the four devices of the second an
+/// eighth. All devices have as much memory, so that leases can move between them.
+const KEPT_UPLOADS: [&str; 4] = ["--upload-cache", "8MiB", "--memory", "64MiB"];
+
+/// Uploads 1 MiB, which differs by `number`, and returns whether the device has it.
+fn uploads(device: &Device, number: u8) -> bool {
+    let values = TensorData::new(vec![f32::from(number); 1 << 18], [1 << 18]);
+    let uploaded: Tensor<1> = data::from_data(values, device);
+    let mean = data::into_data(uploaded.mean());
+    mean.is_ok_and(|mean| mean.try_to_vec::<f32>().unwrap() == [f32::from(number)])
+}
+
+/// Kills the worker of the lease once the other one has its snapshots.
+fn kill_worker(cluster: &mut Cluster) {
+    cluster.wait_for_copy(0);
+    cluster.workers[0].kill();
+}
+
+#[test]
+fn session_that_keeps_many_uploads_goes_on_at_a_worker_with_more_devices() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &KEPT_UPLOADS);
+    cluster.wait_for_workers(1);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    assert!((0..3).all(|number| uploads(device, number)));
+    cluster.add_worker_with("flex*4", &KEPT_UPLOADS);
+    cluster.wait_for_workers(2);
+    kill_worker(&mut cluster);
+    assert!(
+        (0..9).all(|number| uploads(device, number)),
+        "{}",
+        cluster.logs()
+    );
+    assert_eq!(lease.ended(), None);
+}
+
+#[test]
+fn uploads_that_only_the_lost_worker_had_are_sent_again() {
+    let mut cluster = Cluster::start(&[]);
+    cluster.add_worker_with("flex", &KEPT_UPLOADS);
+    cluster.wait_for_workers(1);
+    // The uploads of this lease are kept for the next one.
+    let earlier = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    assert!((0..3).all(|number| uploads(&earlier.devices()[0], number)));
+    earlier.share_uploads().unwrap();
+    drop(earlier);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    cluster.add_worker_with("flex", &KEPT_UPLOADS);
+    cluster.wait_for_workers(2);
+    // A session that has done nothing yet has no snapshot.
+    assert!(uploads(device, 9));
+    wait_for_keeper(&Administrator::of(&cluster));
+    let before = lease.traffic().tensor_bytes_up;
+    assert!(uploads(device, 0) && uploads(device, 1));
+    let sent = lease.traffic().tensor_bytes_up - before;
+    assert!(sent < 1 << 20, "{sent} bytes: the worker has the uploads");
+    // An op before the mark is not executed again.
+    let uploaded = Instant::now();
+    cluster.wait("a mark after the uploads", || {
+        // Marks are placed while the program uses the device.
+        assert!(uploads(device, 9));
+        let since_commit = lease.durability_status().since_commit;
+        since_commit.is_some_and(|age| age < uploaded.elapsed())
+    });
+    cluster.workers[0].kill();
+    // Now the session goes on at the other worker, which has this upload from the snapshot.
+    assert!(uploads(device, 9));
+    assert!(
+        (0..4).all(|number| uploads(device, number)),
+        "{}",
+        cluster.logs()
+    );
+    assert_eq!(lease.ended(), None);
 }
 
 #[test]

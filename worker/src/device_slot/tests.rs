@@ -10,7 +10,10 @@ use tensord_backend::{
 };
 
 use super::*;
-use crate::{blobs::BlobStore, memory::DeviceMemory, op_progress::Signals, usage::Meters};
+use crate::{
+    blobs::BlobStore, memory::DeviceMemory, op_progress::Signals, session::KeptLimits,
+    usage::Meters,
+};
 
 const LEASE: LeaseId = LeaseId(7);
 
@@ -115,7 +118,10 @@ fn device_slot(device: Arc<dyn Device>) -> DeviceSlot {
         signals: Signals::new("w".into(), limit, Arc::default()),
         runtime: Handle::current(),
         blobs: BlobStore::new(0),
-        kept_bytes: 0,
+        kept_limits: KeptLimits {
+            new: 0,
+            restored: 0,
+        },
         snapshots: None,
     };
     DeviceSlot::new(3, executor, device_context)

@@ -47,6 +47,7 @@ use crate::{
         Task,
     },
     registry::{DETACHED_TIMEOUT, Registry, RegistrySettings, SnapshotStores},
+    session::KeptLimits,
     start::{SWEEP_INTERVAL, watch_devices},
 };
 
@@ -101,7 +102,8 @@ impl LeaseRun {
         custom_ops: &CustomOps,
     ) -> Result<Self, String> {
         let ProcessSettings {
-            kept_bytes,
+            new_kept_limit_bytes,
+            restored_kept_limit_bytes,
             op_timeout_ms,
             collective_timeout_ms,
             bucket_bytes,
@@ -135,7 +137,10 @@ impl LeaseRun {
             worker_id: WorkerId(start.worker_id),
             worker_name: start.worker_name.into(),
             blobs: blobs.clone(),
-            kept_bytes,
+            kept_limits: KeptLimits {
+                new: new_kept_limit_bytes,
+                restored: restored_kept_limit_bytes,
+            },
             collective_settings: CollectiveSettings {
                 deadline: Duration::from_millis(collective_timeout_ms),
                 bucket_bytes: bucket_bytes.and_then(|bytes| usize::try_from(bytes).ok()),

@@ -78,7 +78,7 @@ impl Registry {
         let point = point.ok_or_else(|| lost("the worker has no snapshot of it"))?;
         let device_context = &self.device_slots[&claim.device].device_context;
         let capacity = device_context.memory.capacity_bytes();
-        let max_bytes = capacity.saturating_add(device_context.kept_bytes);
+        let max_bytes = capacity.saturating_add(device_context.kept_limits.restored);
         let key = SnapshotKey::from_message(&open.snapshot_key);
         let key = key.ok_or_else(|| lost("the client sent no key of its snapshots"))?;
         let snapshot = stored.read(id, point.mark, &key, max_bytes);

@@ -152,15 +152,15 @@ fn unexpected_frame() -> InboundError {
 pub(crate) struct Payloads {
     memory: Arc<DeviceMemory>,
     /// Maximum bytes of uploads that the session keeps.
-    kept_bytes: u64,
+    kept_limit_bytes: u64,
     assembler: PayloadAssembler<Result<SessionMemory, Refusal>>,
 }
 
 impl Payloads {
-    pub(crate) fn new(memory: Arc<DeviceMemory>, kept_bytes: u64) -> Self {
+    pub(crate) fn new(memory: Arc<DeviceMemory>, kept_limit_bytes: u64) -> Self {
         Self {
             memory,
-            kept_bytes,
+            kept_limit_bytes,
             assembler: PayloadAssembler::default(),
         }
     }
@@ -178,13 +178,13 @@ impl Payloads {
             Body::Ping(_) => return Ok(None),
             _ => return Err(unexpected_frame()),
         };
-        let (device, kept_bytes) = (&self.memory, self.kept_bytes);
+        let (device, kept_limit_bytes) = (&self.memory, self.kept_limit_bytes);
         let begin = |size: u64| {
             let mut memory = device.open();
             let taken = memory.take(size).map_err(out_of_memory);
             // A payload that the device has no room for is gathered all the same if the
             // session may keep it for later.
-            let keep = taken.is_ok() || size.saturating_add(kept_cost(0)) <= kept_bytes;
+            let keep = taken.is_ok() || size.saturating_add(kept_cost(0)) <= kept_limit_bytes;
             (taken.map(|()| memory), keep)
         };
         match self.assembler.take(&chunk, begin)? {

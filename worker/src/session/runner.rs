@@ -407,6 +407,7 @@ impl Runner {
             ops_seen: self.plans.ops_seen(),
             decoder_counter: self.plans.decoder_counter(),
             slots: self.uploads.capture(),
+            kept_limit_bytes: self.kept_limit_bytes(),
             held: Vec::new(),
             // Not 0, which stands for no base.
             new_base_id: rand::random::<u64>() | 1,
@@ -430,6 +431,11 @@ impl Runner {
         self.plans.restore(header.ops_seen, header.decoder_counter);
         self.interpreter.current.set(header.ops_seen);
         Ok(())
+    }
+
+    /// Returns the most bytes of uploads that the session may keep.
+    pub(crate) fn kept_limit_bytes(&self) -> u64 {
+        self.uploads.kept_limit_bytes()
     }
 
     /// Continues with work that waited for the value of `id`, which has arrived or failed.

@@ -26,7 +26,8 @@ use tokio::{runtime::Runtime, task::yield_now};
 
 use self::held_snapshot::HeldSnapshot;
 use super::{
-    DeviceContext, Grant, KeepingTime, Session, SessionBegin, Track, sealed_snapshot::SnapshotKey,
+    DeviceContext, Grant, KeepingTime, KeptLimits, Session, SessionBegin, Track,
+    sealed_snapshot::SnapshotKey,
 };
 use crate::{
     admission::{Admission, AdmissionError, Claim, Lanes},
@@ -115,7 +116,10 @@ impl SimulatedProcess {
                 signals: Signals::new("simulated".into(), Duration::MAX, Arc::default()),
                 runtime: runtime.handle().clone(),
                 blobs: BlobStore::new(0),
-                kept_bytes: KEPT_BYTES,
+                kept_limits: KeptLimits {
+                    new: KEPT_BYTES,
+                    restored: KEPT_BYTES,
+                },
                 snapshots: Some(keeper.clone()),
             };
             let device = SimulatedDevice {

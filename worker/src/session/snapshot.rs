@@ -78,6 +78,9 @@ pub(super) struct Header {
     pub(super) base: u64,
     #[prost(uint64, tag = "15")]
     pub(super) base_bytes: u64,
+    /// The most bytes of uploads that the session may keep.
+    #[prost(uint64, tag = "16")]
+    pub(super) kept_limit_bytes: u64,
 }
 
 /// The memory of a storage.

@@ -21,7 +21,7 @@ use super::{
     inbound::{Item, item},
     outbound::{OUTBOX_BYTES, WINDOW_BYTES},
     runner::{LeaseMembership, RecordedOutcome, Reply, Request, Runner, Step, Work},
-    uploads::Uploads,
+    uploads::{KeptLimits, Uploads},
 };
 use crate::{
     collective::{Failure, LeaseMembers, ReceivedValue},
@@ -29,8 +29,11 @@ use crate::{
     op_progress::{OpProgress, Signals},
 };
 
-/// Maximum bytes of uploads that the session keeps.
-const MAX_KEPT_BYTES: u64 = 1 << 20;
+/// The most bytes of uploads that the session may keep.
+const KEPT_LIMITS: KeptLimits = KeptLimits {
+    new: 1 << 20,
+    restored: 1 << 20,
+};
 
 /// A session on Flex that is alone in its lease and runs on the caller's thread.
 pub struct StandaloneSession {
@@ -97,7 +100,7 @@ impl StandaloneSession {
             memory.open(),
             OpProgress::new(signals),
             seed,
-            Uploads::new(MAX_KEPT_BYTES, Vec::new()),
+            Uploads::new(KEPT_LIMITS, Vec::new()),
             membership,
         );
         Self {

@@ -20,6 +20,23 @@ use super::{
 };
 use crate::{blobs::HeldBlob, memory::SessionMemory};
 
+/// The most bytes of uploads that a session may keep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeptLimits {
+    /// For a session that begins at this worker.
+    pub(crate) new: u64,
+    /// For one that goes on here, if the worker at which it began has granted it more than
+    /// [`new`](Self::new): its client has filled its slots accordingly.
+    pub(crate) restored: u64,
+}
+
+impl KeptLimits {
+    /// Returns the limit of a session to which an earlier worker has granted `granted_bytes`.
+    fn restored(self, granted_bytes: u64) -> u64 {
+        self.new.max(granted_bytes.min(self.restored))
+    }
+}
+
 /// A received payload, and the memory taken for it.
 pub(crate) struct Payload {
     pub(crate) bytes: burn_backend::Bytes,
@@ -59,7 +76,8 @@ pub(super) struct Uploads {
     /// Version of the last upload that was given away to be shared.
     shared: u64,
     used_bytes: u64,
-    budget_bytes: u64,
+    limits: KeptLimits,
+    limit_bytes: u64,
     /// The uploads that the session was offered. An entry is `None` if the worker no longer had
     /// that upload when the session was restored.
     held: Vec<Option<HeldBlob>>,
@@ -69,17 +87,23 @@ pub(super) struct Uploads {
 }
 
 impl Uploads {
-    pub(super) fn new(budget_bytes: u64, held: Vec<Option<HeldBlob>>) -> Self {
+    pub(super) fn new(limits: KeptLimits, held: Vec<Option<HeldBlob>>) -> Self {
         Self {
             contents: Contents::default(),
             slots: HashMap::new(),
             kept: 0,
             shared: 0,
             used_bytes: 0,
-            budget_bytes,
+            limits,
+            limit_bytes: limits.new,
             held,
             awaited: None,
         }
+    }
+
+    /// Returns the most bytes of uploads that the session may keep.
+    pub(super) fn kept_limit_bytes(&self) -> u64 {
+        self.limit_bytes
     }
 
     /// Begins a frame with this contents list.
@@ -188,10 +212,10 @@ impl Uploads {
         };
         self.forget(slot);
         self.used_bytes += kept_cost(bytes.len());
-        let (used_bytes, budget_bytes) = (self.used_bytes, self.budget_bytes);
-        if used_bytes > budget_bytes {
+        let (used_bytes, limit_bytes) = (self.used_bytes, self.limit_bytes);
+        if used_bytes > limit_bytes {
             let rule =
-                format!("the kept uploads take {used_bytes} bytes, more than {budget_bytes} bytes");
+                format!("the kept uploads take {used_bytes} bytes, more than {limit_bytes} bytes");
             return Err(self.contents.error(rule));
         }
         if self.slots.len() >= MAX_SLOTS as usize {
@@ -234,17 +258,23 @@ impl Uploads {
 
     /// Restores the kept uploads of a snapshot.
     pub(super) fn restore(&mut self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        self.limit_bytes = self.limits.restored(snapshot.header.kept_limit_bytes);
         for (image, bytes) in snapshot.header.slots.iter().zip(&snapshot.slots) {
             self.used_bytes += kept_cost(bytes.len());
             self.insert(image.slot, bytes.clone());
         }
-        let is_within = self.used_bytes <= self.budget_bytes
-            && self.slots.len() <= MAX_SLOTS as usize
+        let (used_bytes, limit_bytes) = (self.used_bytes, self.limit_bytes);
+        if used_bytes > limit_bytes {
+            return Err(SnapshotError::OutOfMemory(format!(
+                "the session keeps {used_bytes} bytes of uploads, and this worker keeps at most {limit_bytes} bytes for a session; start the worker with a larger --upload-cache"
+            )));
+        }
+        let is_valid = self.slots.len() <= MAX_SLOTS as usize
             && self.slots.len() == snapshot.header.slots.len();
-        match is_within {
+        match is_valid {
             true => Ok(()),
             false => Err(SnapshotError::malformed(
-                "the kept uploads are more than a session may keep",
+                "the slots of kept uploads are too many, or one is there twice",
             )),
         }
     }
@@ -292,11 +322,19 @@ impl UploadBytes {
 mod tests {
     use tensord_proto::content::put;
 
-    use super::*;
+    use super::{
+        super::snapshot::{Header, SlotImage},
+        *,
+    };
+
+    const LIMITS: KeptLimits = KeptLimits {
+        new: 2 * kept_cost(4),
+        restored: 3 * kept_cost(4),
+    };
 
     fn uploads(entries: &[Entry]) -> Uploads {
         let mut uploads = Uploads::new(
-            2 * kept_cost(4),
+            LIMITS,
             vec![Some(HeldBlob::Local(Bytes::from_static(b"held")))],
         );
         let mut list = Vec::new();
@@ -351,6 +389,46 @@ mod tests {
         uploads.keep(aligned::copy(b"9012"), Some(0)).unwrap();
         uploads.forget(0);
         assert_eq!(uploads.take_unshared(), [&b"5678"[..]]);
+    }
+
+    #[test]
+    fn restored_session_keeps_the_limit_that_another_worker_has_granted() {
+        let snapshot = |slots: u32, kept_limit_bytes| {
+            let image = |slot| SlotImage {
+                slot,
+                size_bytes: 4,
+                base_offset: None,
+            };
+            let header = Header {
+                slots: (0..slots).map(image).collect(),
+                kept_limit_bytes,
+                ..Header::default()
+            };
+            Snapshot {
+                header,
+                slots: vec![Bytes::from_static(b"kept"); slots as usize],
+                ..Snapshot::default()
+            }
+        };
+        let restored = |slots, granted| {
+            let mut uploads = uploads(&[]);
+            let restored = uploads.restore(&snapshot(slots, granted));
+            (
+                restored.map_err(|e| e.to_string()),
+                uploads.kept_limit_bytes(),
+            )
+        };
+        let bytes = |slots| slots * kept_cost(4);
+        assert_eq!(
+            restored(2, bytes(1)),
+            (Ok(()), bytes(2)),
+            "it may have less"
+        );
+        assert_eq!(restored(3, bytes(3)), (Ok(()), bytes(3)));
+        let (refused, limit) = restored(4, bytes(4));
+        assert_eq!(limit, bytes(3));
+        let refused = refused.unwrap_err();
+        assert!(refused.contains("272 bytes of uploads"), "{refused}");
     }
 
     #[test]

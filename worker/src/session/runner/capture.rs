@@ -38,6 +38,8 @@ pub(crate) struct Captured {
     pub(super) decoder_counter: u64,
     /// The upload slots that are in use.
     pub(super) slots: Vec<CapturedSlot>,
+    /// The most bytes of uploads that the session may keep.
+    pub(super) kept_limit_bytes: u64,
     /// The hashes of the uploads that the session was offered, in order.
     pub(super) held: Vec<u8>,
     /// The id of the base if a new one is made.
@@ -82,6 +84,7 @@ impl Captured {
         let Snapshot { header, slots, .. } = &mut snapshot;
         (header.ops_seen, header.decoder_counter) = (self.ops_seen, self.decoder_counter);
         header.held = self.held;
+        header.kept_limit_bytes = self.kept_limit_bytes;
         let images = self.slots.iter().map(|captured| SlotImage {
             slot: captured.slot,
             size_bytes: captured.bytes.len() as u64,

@@ -88,7 +88,10 @@ impl SessionHarness {
             meters: Meters::new(&memory),
             runtime: runtime.handle().clone(),
             blobs: blobs.clone(),
-            kept_bytes: KEPT,
+            kept_limits: KeptLimits {
+                new: KEPT,
+                restored: KEPT,
+            },
             snapshots: None,
         };
         let grant = Grant {
