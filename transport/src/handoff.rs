@@ -32,6 +32,7 @@ use tokio::{
     io::Interest,
     net::{TcpStream, UnixStream},
     sync::{Notify, mpsc},
+    task::consume_budget,
 };
 
 pub(crate) use self::client_hello::lease_of;
@@ -334,6 +335,9 @@ impl Receiver {
     /// When the connection fails, or the other process breaks a rule. Descriptors of frames
     /// that were not returned are closed when the receiver is dropped.
     pub async fn recv(&mut self) -> Result<Option<Received>, HandoffError> {
+        // Reading does not use up the budget of the task by itself, so that a process which sends
+        // without a pause would keep the task from ever yielding.
+        consume_budget().await;
         loop {
             if let Some(received) = self.next_frame()? {
                 return Ok(Some(received));

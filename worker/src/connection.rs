@@ -45,7 +45,12 @@ pub(crate) async fn serve(registry: Arc<Registry>, link: Link) {
     let opened = handshake(&registry, &mut receiver, certificate.as_ref()).await;
     let admitted = opened.and_then(|opened| match receiver.admit() {
         Ok(()) => Ok(opened),
-        Err(e) => Err(Error::new(ErrorCode::Limit, e.to_string())),
+        Err(e) => {
+            if let ConnectionPurpose::Session(attached) = opened {
+                attached.session.detach(attached.track, attached.connection);
+            }
+            Err(Error::new(ErrorCode::Limit, e.to_string()))
+        }
     });
     let attached = match admitted {
         Ok(ConnectionPurpose::Session(attached)) => *attached,

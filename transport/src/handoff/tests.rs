@@ -1,7 +1,11 @@
 use std::{
+    cell::Cell,
+    future::poll_fn,
     io::{Read, Seek, Write},
     net::TcpListener,
     os::fd::AsRawFd,
+    pin::pin,
+    task::Poll,
     time::Duration,
 };
 
@@ -48,6 +52,33 @@ async fn frames_and_descriptors_arrive_in_order() {
     tokio::join!(sending, receiving);
     drop((sender, _kept));
     assert!(receiver.recv().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn many_frames_do_not_keep_other_work_of_the_task_waiting() {
+    // More than the budget of a task, which is 128, and few enough for the buffer of a socket.
+    const FRAMES: usize = 200;
+
+    let (near, far) = pair();
+    let ((mut sender, _kept), (_, mut receiver)) = (channel(near), channel(far));
+    for _ in 0..FRAMES {
+        sender.send(b"frame", None).await.unwrap();
+    }
+    // This one read takes all frames.
+    receiver.recv().await.unwrap();
+    let received = Cell::new(1);
+    let receiving = async {
+        loop {
+            receiver.recv().await.unwrap();
+            received.set(received.get() + 1);
+        }
+    };
+    let mut receiving = pin!(receiving);
+    // Returns when the future yields for the first time.
+    let once: Poll<()> = poll_fn(|context| Poll::Ready(receiving.as_mut().poll(context))).await;
+    assert!(once.is_pending());
+    let received = received.get();
+    assert!(received < FRAMES, "{received} frames at once");
 }
 
 #[tokio::test]

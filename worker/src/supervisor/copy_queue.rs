@@ -76,8 +76,10 @@ impl<P: Copy> CopyQueue<P> {
             .try_send(Outgoing::SessionEnded(session))
             .is_err()
         {
+            let mut progress = lock(&self.progress);
+            progress.end_session(session);
             // The link does not learn of the end, so it goes on counting the session.
-            lock(&self.progress).set_unknown();
+            progress.set_unknown();
         }
     }
 }

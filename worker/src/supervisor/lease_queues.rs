@@ -227,6 +227,11 @@ impl QueuedTask {
         )
     }
 
+    /// Returns whether the task tells of uploads that the worker keeps.
+    pub(super) fn is_uploads(&self) -> bool {
+        matches!(self.task, Task::Uploads(_))
+    }
+
     pub(super) fn of_uploads(kept: KeptSegment) -> Self {
         let task = Task::Uploads(KeptUploads {
             sizes_bytes: kept.segment.sizes_bytes.clone(),

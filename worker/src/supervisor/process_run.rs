@@ -89,6 +89,8 @@ impl ProcessRun<'_> {
         queues: &mut LeaseQueues,
         first: Vec<QueuedTask>,
     ) -> Result<(), String> {
+        let (mut uploads, first): (Vec<_>, Vec<_>) =
+            first.into_iter().partition(QueuedTask::is_uploads);
         for task in first {
             self.send(process, task).await?;
         }
@@ -96,7 +98,8 @@ impl ProcessRun<'_> {
         loop {
             tokio::select! {
                 Some(task) = queues.tasks.recv() => self.send(process, task).await?,
-                Some(connection) = queues.connections.recv() => {
+                // A session is offered the uploads when it is opened.
+                Some(connection) = queues.connections.recv(), if uploads.is_empty() => {
                     self.pass_on(process, &connection).await?;
                 }
                 done = uploads_sent.kept() => confirm_uploads(process, done?).await?,
@@ -110,6 +113,13 @@ impl ProcessRun<'_> {
                             .await?;
                     }
                     Some((event, None)) => {
+                        if matches!(event, Event::Started(_)) {
+                            // Until it has started, the process reads nothing, and the uploads
+                            // may not all fit into the socket.
+                            for task in std::mem::take(&mut uploads) {
+                                self.send(process, task).await?;
+                            }
+                        }
                         if let Some(event) = self.without_file(process, event).await? {
                             self.on_event(supervisor, &queues.report, event)?;
                         }

@@ -1,7 +1,7 @@
 //! Runs a lease in one process after the other: how each begins and ends. `process_run` has what
 //! happens in between.
 
-use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, thread, time::Instant};
 
 use tensord_proto::{
     ids::{LeaseId, SessionId},
@@ -30,6 +30,10 @@ use crate::{
 impl Supervisor {
     /// Runs a lease until it has ended, in one process after the other.
     pub(super) async fn run_lease(self: Arc<Self>, lease: LeaseId, mut queues: Box<LeaseQueues>) {
+        let _released = ReleasedIfPanicked {
+            supervisor: &self,
+            lease,
+        };
         let mut restarts = std::mem::take(&mut queues.restarts);
         let devices = queues.granted.grants.len();
         let keepers = queues.keeper.clone();
@@ -290,6 +294,26 @@ impl Supervisor {
     }
 }
 
+/// Ends a lease whose task panics, so that its devices do not stay in use.
+struct ReleasedIfPanicked<'a> {
+    supervisor: &'a Supervisor,
+    lease: LeaseId,
+}
+
+impl Drop for ReleasedIfPanicked<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let how = "the worker has panicked while it ran the lease; its log says where";
+            let (supervisor, lease) = (self.supervisor, self.lease);
+            lock(&supervisor.usage).process_exited(Instant::now(), lease);
+            supervisor.update_turns(|turns, now| turns.remove(now, lease));
+            supervisor.put_snapshots_away(lease);
+            supervisor.update(|table, now| table.exited(now, lease, how));
+            supervisor.reports.notify_one();
+        }
+    }
+}
+
 /// A process for a lease, and what it needs.
 struct Prepared {
     process: Process,
@@ -329,7 +353,7 @@ fn limit_memory(lease: LeaseId, process: &mut Process, start: &Start) {
     // and copies of the uploads that the sessions keep.
     let settings = &start.settings;
     let kept_bytes = settings
-        .kept_bytes
+        .restored_kept_limit_bytes
         .saturating_mul(start.devices.len() as u64);
     let bytes = device_bytes
         .saturating_add(settings.snapshot_bytes)

@@ -166,6 +166,14 @@ impl<K: Ord + Copy> Snapshots<K> {
     ) -> Result<(), Refused> {
         let SnapshotFiles { file, base } = files.into();
         let new_base = check_files(info, &file, base).map_err(Refused::Violation)?;
+        let base_bytes = new_base.as_ref().map_or(0, |(_, size_bytes)| *size_bytes);
+        let most_bytes = info.size_bytes.max(base_bytes);
+        if most_bytes > bounds.max_bytes {
+            let max_bytes = bounds.max_bytes;
+            return Err(Refused::NotKept(format!(
+                "the snapshot or its base has {most_bytes} bytes; snapshots of the lease may have at most {max_bytes} bytes in all"
+            )));
+        }
         let session = SessionId(info.session_id);
         let LeaseSnapshots {
             used_bytes: lease_used_bytes,

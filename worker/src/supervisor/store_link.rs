@@ -218,6 +218,12 @@ impl StoreLink {
         if let Some(latest) = latest.filter(|latest| latest.info.mark == mark) {
             self.marks.expect(session, mark, queued_at);
             self.put(&latest).await?;
+            let after = lock(&self.supervisor.snapshots).latest(self.lease, session);
+            if after.is_some_and(|after| after.info.mark == mark && after.id() != latest.id()) {
+                // Meanwhile a restored process has taken another snapshot at the mark, which has a
+                // message of its own.
+                return Ok(());
+            }
         }
         self.marks.count_as_kept(session, mark).await;
         Ok(())

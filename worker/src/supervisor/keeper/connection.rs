@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use rustix::fs::fcntl_add_seals;
 use tensord_proto::{
     ids::{LeaseId, PartId, SessionId},
@@ -27,6 +28,7 @@ use crate::{
     supervisor::{
         Supervisor,
         keeper::Reserved,
+        pending_marks::STORE_DEADLINE,
         snapshots::{KeptSnapshot, Refused, SnapshotFiles},
     },
 };
@@ -87,13 +89,19 @@ async fn try_serve(
         kept: connection.kept(),
     };
     let offered = [duplex::encode(Body::SnapshotsOffered(offered))];
-    if link.sender.send(&offered).await.is_ok() {
+    if send(link, &offered).await {
         let lease = part.lease;
         info!(%lease, "worker {} is connected and may send the snapshots of the lease", connection.name);
         let ended = connection.receive(link).await;
         debug!(%lease, "the connection from worker {} ended: {ended}", connection.name);
     }
     Ok(())
+}
+
+/// Sends a reply. Returns whether the other worker has taken it in time.
+async fn send(link: &mut Link, reply: &[Bytes]) -> bool {
+    let sent = timeout(STORE_DEADLINE, link.sender.send(reply)).await;
+    sent.is_ok_and(|sent| sent.is_ok())
 }
 
 /// A connection of a worker that may send snapshots of a part of a lease.
@@ -236,7 +244,7 @@ impl SourceConnection {
                 Ok(None) => {}
                 Ok(Some(stored)) => {
                     let stored = [duplex::encode(Body::SnapshotStored(stored))];
-                    if link.sender.send(&stored).await.is_err() {
+                    if !send(link, &stored).await {
                         return "cannot reply".into();
                     }
                 }

@@ -7,6 +7,7 @@ use tensord_proto::text::{MESSAGE_CHARS, sanitize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     net::unix::pipe,
+    task::consume_budget,
 };
 use tracing::{Level, debug, error, info, warn};
 
@@ -18,6 +19,8 @@ pub(super) async fn pass_on_log(id: u32, log: pipe::Receiver) {
     let mut log = BufReader::new(log);
     let mut line = Vec::new();
     loop {
+        // A read takes many short lines, each of which is work.
+        consume_budget().await;
         line.clear();
         let mut limited = (&mut log).take(MAX_LINE_BYTES);
         if !matches!(limited.read_until(b'\n', &mut line).await, Ok(1..)) {

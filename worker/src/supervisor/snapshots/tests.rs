@@ -248,3 +248,35 @@ fn number_of_sessions_is_bounded_for_each_device() {
         );
     }
 }
+
+#[test]
+fn file_larger_than_the_bound_is_refused_before_sizes_are_added() {
+    let mut snapshots = Snapshots::default();
+    snapshots
+        .add(LEASE, MAX, 0, info(1, 1, 0, 1), memory(1))
+        .unwrap();
+    // Files without contents, which take no memory.
+    let sparse = || {
+        let file = unnamed_memory("test").unwrap();
+        file.set_len(i64::MAX as u64).unwrap();
+        fcntl_add_seals(&file, SEALS).unwrap();
+        MemoryFile::from(file)
+    };
+    let huge = SnapshotInfo {
+        size_bytes: i64::MAX as u64,
+        base_id: 7,
+        ..info(1, 2, 1, 0)
+    };
+    let files = SnapshotFiles {
+        file: sparse(),
+        base: Some(sparse()),
+    };
+    let Err(Refused::NotKept(reason)) = snapshots.add(LEASE, MAX, 0, huge, files) else {
+        panic!("it is larger than all snapshots may be");
+    };
+    assert!(reason.contains("9223372036854775807 bytes"), "{reason}");
+    assert_eq!(
+        (marks(&snapshots), used_units(&snapshots)),
+        (vec![(1, 1)], 1)
+    );
+}
