@@ -30,6 +30,7 @@ use crate::backend::{Tensord, TensordDevice};
 /// A running bridge. Dropping it stops the server.
 pub(crate) struct Bridge {
     devices: Vec<Device>,
+    exchanges: Vec<Arc<Exchange>>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -59,6 +60,7 @@ impl Bridge {
         // Dropping this stops the server if the steps below fail.
         let mut bridge = Self {
             devices: Vec::new(),
+            exchanges,
             tasks: vec![serving.abort_handle()],
         };
         let host = RemoteHost::websocket(&format!("ws://{address}"))
@@ -67,7 +69,7 @@ impl Bridge {
         bridge.devices = devices.into_iter().collect();
         let flushing = flush_lagging_ranks(cohort, bridge.devices.clone(), runtime.clone());
         bridge.tasks.push(runtime.spawn(flushing).abort_handle());
-        for (device, exchange) in bridge.devices.iter().zip(&exchanges) {
+        for (device, exchange) in bridge.devices.iter().zip(&bridge.exchanges) {
             set_exchange(device, Some(exchange));
             let exchange = Arc::downgrade(exchange);
             let watching =
@@ -88,6 +90,8 @@ impl Drop for Bridge {
             set_exchange(device, None);
         }
         self.tasks.iter().for_each(AbortHandle::abort);
+        // Other threads may be reading, or wait until there is room for an upload.
+        self.exchanges.iter().for_each(|exchange| exchange.close());
     }
 }
 

@@ -24,8 +24,8 @@ use tensord_proto::{
     ids::{LeaseId, RequestId},
     text::{MESSAGE_CHARS, sanitize},
     v1::{
-        CancelRequest, ChangeStanding, ClientHello, ReleaseLease, WorkerUnreachable,
-        client_message, pool_message,
+        CancelRequest, ChangeStanding, ClientHello, Error, ErrorCode, ReleaseLease,
+        WorkerUnreachable, client_message, pool_message,
     },
     version,
 };
@@ -139,16 +139,42 @@ impl Control {
                     }
                 }
             }
+            let mut logged = String::new();
             stream = loop {
                 match self.attach().await {
                     Ok(stream) => break stream,
-                    Err(_) if self.pause_and_serve().await => return,
-                    Err(_) => {}
+                    Err(error) => self.attach_failed(&error, &mut logged),
+                }
+                if self.pause_and_serve().await {
+                    return;
                 }
             };
             info!("reconnected to the scheduler at {}", self.url.authority());
             let leases = self.leases.values();
             leases.for_each(|held_lease| held_lease.watch.pool_back());
+        }
+    }
+
+    /// Logs why there is no connection to the scheduler, if that is not what was `logged` last. If
+    /// the scheduler refuses this client, fails all requests, which would wait for ever.
+    fn attach_failed(&mut self, error: &ConnectError, logged: &mut String) {
+        let reason = error.to_string();
+        if *logged != reason {
+            warn!("cannot reconnect to the scheduler: {reason}");
+            logged.clone_from(&reason);
+        }
+        let code = match error {
+            ConnectError::Token { .. } => ErrorCode::Token,
+            ConnectError::Version { .. } => ErrorCode::Version,
+            _ => return,
+        };
+        let pending: Vec<_> = self.pending.keys().copied().collect();
+        for id in pending {
+            if let Some(call) = self.remove_pending(id) {
+                let refused = Error::new(code, reason.clone());
+                // An error means that the caller does not wait any more.
+                let _ = call.replies.outcome.send(RequestOutcome::Refused(refused));
+            }
         }
     }
 

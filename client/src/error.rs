@@ -66,7 +66,8 @@ impl ConnectError {
     /// The error for a failed call to the pool at `pool`.
     pub(crate) fn from_status(pool: &str, status: &Status) -> Self {
         let error = v1::Error::decode(status.details()).unwrap_or_default();
-        let mut reason = error.message.clone();
+        // `Display` cleans the pool's text.
+        let mut reason = error.to_string();
         if reason.is_empty() {
             reason = format!(
                 "{}: {}",

@@ -10,15 +10,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Pool`], [`Lease`]: connect to a pool and lease devices.
+//! - [`Pool`], [`Lease`], [`LeaseRequest`]: connect to a pool and lease devices.
+//! - [`Durability`], [`LeaseEvent`]: what a lease does after a loss, and what the program learns
+//!   of it.
+//! - [`ConnectError`], [`LeaseError`], [`StandingError`]: why a call to the pool failed.
+//! - [`PoolStatus`]: the workers and devices of a pool.
 //! - [`data`]: copies tensors from and to host memory, faster than Burn does.
 //! - `weights` (feature `store`): weights of models, from files onto leased devices and back.
 //! - [`custom`]: ops that workers have in addition to Burn's.
 //! - [`LockstepBatcher`]: makes the ranks of a data-parallel training wait for each other
 //!   before each step.
 //! - [`Tensord`]: Burn's `Backend`, for code that is generic over backends.
-//! - `session`: an op stream to one leased device, over connections that may break.
-//! - `bridge`: makes Burn `Device`s out of leased devices.
+//!
+//! Cargo features: `store` adds `weights`, and `ndarray` adds tensors from arrays, and arrays from
+//! tensors, to [`data`].
 //!
 //! # Settings of the process
 //!

@@ -27,7 +27,7 @@ use burn_router::{RouterClient, get_client};
 use tensord_session::Answer;
 use tokio::runtime::Handle;
 
-use self::reads::{READ, ReadQueue, session_ended_error};
+use self::reads::{READ, ReadQueue, fail_reads, no_reply_error, session_ended_error};
 use super::{
     cast::{CAST_INT, cast_int},
     forward::{FORWARD, Handles, forward},
@@ -72,14 +72,59 @@ pub(crate) struct BurnSide {
 #[derive(Default)]
 struct Tickets {
     last: u64,
-    uploads: HashMap<u64, (TensorData, Instant)>,
+    uploads: HashMap<u64, Ticket<TensorData>>,
     /// By ticket of a read op: where to send the values of its inputs.
-    requested: HashMap<u64, (Vec<Answer<TensorData>>, Instant)>,
+    requested: HashMap<u64, Ticket<Vec<Answer<TensorData>>>>,
     reads: ReadQueue,
+    /// Whether the bridge has ended, so that it takes no ticket any more.
+    is_closed: bool,
     /// Bytes in `uploads`.
     waiting_bytes: usize,
     /// Bytes uploaded since Burn's client was last flushed.
     unsent_bytes: usize,
+}
+
+/// Records, when it is dropped, that Burn's client has the op of a ticket, or has panicked: then the
+/// ticket must not stay for ever, either.
+struct SetRegistered<'a> {
+    exchange: &'a Exchange,
+    ticket: u64,
+}
+
+impl<'a> SetRegistered<'a> {
+    fn new(exchange: &'a Exchange, ticket: u64) -> Self {
+        Self { exchange, ticket }
+    }
+}
+
+impl Drop for SetRegistered<'_> {
+    fn drop(&mut self) {
+        let mut tickets = self.exchange.lock();
+        if let Some(upload) = tickets.uploads.get_mut(&self.ticket) {
+            upload.is_registered = true;
+        }
+        if let Some(requested) = tickets.requested.get_mut(&self.ticket) {
+            requested.is_registered = true;
+        }
+    }
+}
+
+/// What waits for the bridge under a ticket.
+struct Ticket<T> {
+    value: T,
+    since: Instant,
+    /// Whether Burn's client has the op that carries the ticket.
+    is_registered: bool,
+}
+
+impl<T> Ticket<T> {
+    fn new(value: T) -> Self {
+        Self {
+            value,
+            since: Instant::now(),
+            is_registered: false,
+        }
+    }
 }
 
 impl Tickets {
@@ -88,19 +133,32 @@ impl Tickets {
         self.last
     }
 
+    /// Returns all tickets.
+    fn numbers(&self) -> Vec<u64> {
+        let numbers = self.uploads.keys().chain(self.requested.keys());
+        numbers.copied().collect()
+    }
+
     fn remove(&mut self, ticket: u64) -> Option<TensorData> {
-        let (data, _) = self.uploads.remove(&ticket)?;
+        let data = self.uploads.remove(&ticket)?.value;
         self.waiting_bytes -= data.bytes().len();
         Some(data)
     }
 
-    /// The newest ticket, if any ticket is older than [`TICKET_TIMEOUT`].
-    fn newest_if_expired(&self) -> Option<u64> {
-        let uploads = self.uploads.values().map(|(_, since)| since);
-        let mut waiting = uploads.chain(self.requested.values().map(|(_, since)| since));
-        waiting
-            .any(|since| since.elapsed() >= TICKET_TIMEOUT)
-            .then_some(self.last)
+    /// Returns the tickets whose ops are registered with Burn's client, if one of them is older
+    /// than [`TICKET_TIMEOUT`].
+    fn registered_if_expired(&self) -> Vec<u64> {
+        let uploads = self.uploads.iter();
+        let uploads = uploads.map(|(number, it)| (*number, it.since, it.is_registered));
+        let reads = self.requested.iter();
+        let reads = reads.map(|(number, it)| (*number, it.since, it.is_registered));
+        let registered = uploads.chain(reads).filter(|(.., registered)| *registered);
+        let registered: Vec<_> = registered.collect();
+        let is_expired = |(_, since, _): &(u64, Instant, bool)| since.elapsed() >= TICKET_TIMEOUT;
+        match registered.iter().any(is_expired) {
+            true => registered.into_iter().map(|(number, ..)| number).collect(),
+            false => Vec::new(),
+        }
     }
 }
 
@@ -152,6 +210,11 @@ impl Exchange {
         let bytes = data.bytes().len();
         let (ticket, send) = {
             let mut tickets = self.wait_for_room();
+            if tickets.is_closed {
+                let ticket = tickets.new_ticket();
+                drop(tickets);
+                return register(&burn.client, ScalarIr::UInt(ticket));
+            }
             tickets.waiting_bytes += bytes;
             tickets.unsent_bytes += bytes;
             let send = tickets.unsent_bytes >= FLUSH_BYTES;
@@ -159,10 +222,13 @@ impl Exchange {
                 tickets.unsent_bytes = 0;
             }
             let ticket = tickets.new_ticket();
-            tickets.uploads.insert(ticket, (data, Instant::now()));
+            tickets.uploads.insert(ticket, Ticket::new(data));
             (ticket, send)
         };
-        let registered = register(&burn.client, ScalarIr::UInt(ticket));
+        let registered = {
+            let _registered = SetRegistered::new(self, ticket);
+            register(&burn.client, ScalarIr::UInt(ticket))
+        };
         if send {
             // If the flush fails, the device's reads report the error.
             let _ = burn.device.flush();
@@ -171,9 +237,10 @@ impl Exchange {
     }
 
     fn wait_for_room(&self) -> MutexGuard<'_, Tickets> {
-        let full = |tickets: &mut Tickets| tickets.waiting_bytes > MAX_QUEUED_BYTES;
+        let full =
+            |tickets: &mut Tickets| tickets.waiting_bytes > MAX_QUEUED_BYTES && !tickets.is_closed;
         // This wait ends: all queued bytes but the last `FLUSH_BYTES` were flushed, so the
-        // bridge takes them or `drop_expired_tickets` drops them.
+        // bridge takes them, or `drop_expired_tickets` drops them, or the bridge ends.
         self.room
             .wait_while(self.lock(), full)
             .unwrap_or_else(PoisonError::into_inner)
@@ -185,27 +252,34 @@ impl Exchange {
         data
     }
 
-    /// Drops all tickets.
-    pub(super) fn drop_all(&self) {
-        let last = self.lock().last;
-        self.drop_until(last);
+    /// Drops all tickets, and fails all reads, also those that follow: the bridge has ended.
+    pub(crate) fn close(&self) {
+        let mut tickets = self.lock();
+        tickets.is_closed = true;
+        let unsent = tickets.reads.take_unsent();
+        let numbers = tickets.numbers();
+        drop(tickets);
+        fail_reads(unsent, no_reply_error);
+        self.drop_tickets(&numbers, no_reply_error);
     }
 
-    /// Drops all tickets up to `last`, which the bridge did not take. The reads of those tickets
-    /// fail.
-    fn drop_until(&self, last: u64) {
+    /// Drops all tickets, as the session with the bridge is dead.
+    pub(super) fn drop_all(&self) {
+        let numbers = self.lock().numbers();
+        self.drop_tickets(&numbers, session_ended_error);
+    }
+
+    /// Drops tickets that the bridge did not take. The reads of those tickets fail.
+    fn drop_tickets(&self, numbers: &[u64], error: fn() -> ExecutionError) {
         let mut tickets = self.lock();
-        let mut old: Vec<u64> = tickets.uploads.keys().copied().collect();
-        old.retain(|&ticket| ticket <= last);
-        for ticket in old {
-            tickets.remove(ticket);
-        }
-        let abandoned = tickets.requested.extract_if(|&ticket, _| ticket <= last);
-        for answer in abandoned.flat_map(|(_, (answers, _))| answers) {
-            // The reader may have been dropped.
-            let _ = answer.send(Err(session_ended_error()));
+        let mut answers = Vec::new();
+        for number in numbers {
+            tickets.remove(*number);
+            let requested = tickets.requested.remove(number);
+            answers.extend(requested.into_iter().flat_map(|it| it.value));
         }
         drop(tickets);
+        fail_reads(answers, error);
         self.room.notify_all();
     }
 }
@@ -222,15 +296,16 @@ pub(crate) async fn drop_expired_tickets(
         let Some(exchange) = exchange.upgrade() else {
             return;
         };
-        let Some(last) = exchange.lock().newest_if_expired() else {
+        let registered = exchange.lock().registered_if_expired();
+        if registered.is_empty() {
             continue;
-        };
+        }
         // After this sync, every op registered before it has been processed. The
         // sync may take long, as it waits for tensors that are being computed.
         let device = device.clone();
         // An error means that the session is dead, and the tickets with it.
         let _ = runtime.spawn_blocking(move || device.sync()).await;
-        exchange.drop_until(last);
+        exchange.drop_tickets(&registered, session_ended_error);
     }
 }
 

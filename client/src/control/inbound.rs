@@ -82,6 +82,7 @@ impl Control {
             } = queued;
             pending.replies.position.send_replace(position);
             // This task also sends explanations, so none comes before its position.
+            let reason = sanitize(&reason, MESSAGE_CHARS).to_string();
             let event = LeaseEvent::Queued { position, reason };
             pending.replies.events.send(event);
             if pending.replies.events.has_callback() {

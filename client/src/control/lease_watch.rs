@@ -261,7 +261,8 @@ impl LeaseWatch {
             .devices
             .iter()
             .filter_map(|leased| leased.worker.as_ref());
-        let mut workers: Vec<_> = workers.map(|worker| worker.name.as_str()).collect();
+        let name = |worker: &v1::WorkerEndpoint| sanitize(&worker.name, NAME_CHARS).to_string();
+        let mut workers: Vec<_> = workers.map(name).collect();
         workers.dedup();
         let worker = workers.join(", ");
         status.events.send(LeaseEvent::Moving { worker });

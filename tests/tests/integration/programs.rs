@@ -3,11 +3,16 @@
 use std::{
     io::Write,
     process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use tensord_client::{Lease, LeaseRequest, Pool, data};
 use tensord_testkit::cluster::{Cluster, Process};
 
@@ -21,6 +26,55 @@ const IDLE: Duration = Duration::from_secs(5);
 fn sum(device: &Device) -> Result<f32, String> {
     let sum = data::into_data(Tensor::<1>::ones([5], device).sum());
     Ok(sum.map_err(|e| e.to_string())?.try_to_vec().unwrap()[0])
+}
+
+#[test]
+fn reads_and_uploads_of_other_threads_end_when_the_lease_is_dropped() {
+    let cluster = Cluster::start(&["flex"]);
+    let pool = cluster.pool();
+    for _ in 0..5 {
+        let lease = pool.lease(LeaseRequest::devices(1)).unwrap();
+        let device = lease.devices()[0].clone();
+        let (read, has_read) = mpsc::channel();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let uploading = {
+            let (device, is_over) = (device.clone(), is_over.clone());
+            // More than fits into the queue of the bridge, as nothing is read.
+            thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let values = TensorData::new(vec![2.0f32; 1 << 20], [1 << 20]);
+                    let _uploaded: Tensor<1> = data::from_data(values, &device);
+                }
+            })
+        };
+        let reading = thread::spawn(move || {
+            loop {
+                let values = TensorData::new(vec![1.0f32; 1 << 18], [1 << 18]);
+                let mut sum: Tensor<1> = data::from_data(values, &device);
+                // The read is behind so many ops that it is under way when the lease is dropped.
+                for _ in 0..200 {
+                    sum = sum * 1.0;
+                }
+                if data::into_data(sum).is_err() {
+                    return;
+                }
+                let _ = read.send(());
+            }
+        });
+        has_read.recv_timeout(FREE_WITHIN).unwrap();
+        drop(lease);
+        is_over.store(true, Ordering::Relaxed);
+        let until = Instant::now() + FREE_WITHIN;
+        while !reading.is_finished() || !uploading.is_finished() {
+            assert!(
+                Instant::now() < until,
+                "a thread waits for a read or for room"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Burn's client may panic in a thread that goes on with a device without a server.
+        let _ = (reading.join(), uploading.join());
+    }
 }
 
 /// Prints a line for the test that has started this process.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tensord_client::{Durability, Lease, LeaseRequest, Pool};
+use tensord_client::{Durability, Lease, LeaseError, LeaseRequest, Pool, RefusalKind};
 use tensord_testkit::{administrator::Administrator, cluster::Cluster};
 
 /// Makes a token of a tenant for a program, and returns the program's connection.
@@ -231,5 +231,16 @@ fn a_file_without_a_tenant_ends_its_leases_by_force_only() {
     assert!(ended.contains("revoked"), "{ended}");
     let leases = administrator.leases();
     assert_eq!(leases.len(), 1, "{leases:?}");
+    // The pool does not let the client in again, so its requests must not wait.
+    let refused = pool.lease(LeaseRequest::devices(1)).unwrap_err();
+    let kind = match &refused {
+        LeaseError::Refused { kind, .. } => Some(*kind),
+        _ => None,
+    };
+    assert_eq!(kind, Some(RefusalKind::Token), "{refused}");
+    assert!(
+        refused.to_string().contains("did not accept the token"),
+        "{refused}"
+    );
     drop(kept);
 }

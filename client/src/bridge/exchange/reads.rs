@@ -16,7 +16,7 @@
 use std::{
     sync::{Arc, MutexGuard, PoisonError, Weak},
     thread::{self, ThreadId},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use burn::backend::{Remote, tensor::FloatTensor};
@@ -26,7 +26,7 @@ use burn_router::{RouterTensor, get_client};
 use tensord_session::Answer;
 use tokio::sync::oneshot;
 
-use super::{Exchange, Tickets};
+use super::{Exchange, SetRegistered, Ticket, Tickets};
 use crate::{
     backend::{Tensord, TensordChannel, TensordClient, TensordDevice, block_on},
     bridge::forward::Handles,
@@ -132,7 +132,8 @@ impl Drop for RequestedTensor {
     }
 }
 
-fn no_reply_error() -> ExecutionError {
+/// The error of reads whose bridge has ended.
+pub(super) fn no_reply_error() -> ExecutionError {
     ExecutionError::with_context("the read failed: the bridge to the leased device has ended")
 }
 
@@ -146,6 +147,14 @@ pub(super) fn session_ended_error() -> ExecutionError {
          tensord_client::data::cast_int, or make tensors of the right type; then request a new \
          lease. Other devices and leases are not affected",
     )
+}
+
+/// Fails the reads that wait for these answers.
+pub(super) fn fail_reads(answers: Vec<Answer<TensorData>>, error: fn() -> ExecutionError) {
+    for answer in answers {
+        // The reader may have been dropped.
+        let _ = answer.send(Err(error()));
+    }
 }
 
 impl Exchange {
@@ -239,16 +248,22 @@ impl Exchange {
         }
         let ticket = {
             let mut tickets = self.lock();
+            if tickets.is_closed {
+                drop(tickets);
+                return fail_reads(answers, no_reply_error);
+            }
             let ticket = tickets.new_ticket();
-            tickets.requested.insert(ticket, (answers, Instant::now()));
+            tickets.requested.insert(ticket, Ticket::new(answers));
             ticket
         };
+        let registered = SetRegistered::new(self, ticket);
         self.burn().client.register(CustomOpIr {
             id: READ.to_owned(),
             inputs,
             outputs: Vec::new(),
             scalars: vec![ScalarIr::UInt(ticket)],
         });
+        drop(registered);
         self.lock().reads.unflushed = true;
     }
 
@@ -297,6 +312,12 @@ impl Exchange {
 }
 
 impl ReadQueue {
+    /// Takes the answers of all reads that are not sent.
+    pub(super) fn take_unsent(&mut self) -> Vec<Answer<TensorData>> {
+        let unsent = std::mem::take(&mut self.unsent);
+        unsent.into_iter().map(|read| read.answer).collect()
+    }
+
     /// Returns whether there are reads left to send, and sets `send_scheduled` to that.
     fn has_more_to_send(&mut self) -> bool {
         self.send_scheduled = self.unflushed || !self.unsent.is_empty();
@@ -312,8 +333,8 @@ impl ReadQueue {
 
 impl Tickets {
     fn take_requested(&mut self, ticket: &ScalarIr) -> Option<Vec<Answer<TensorData>>> {
-        let (answers, _) = self.requested.remove(&ticket.elem::<u64>())?;
-        Some(answers)
+        let requested = self.requested.remove(&ticket.elem::<u64>())?;
+        Some(requested.value)
     }
 }
 
