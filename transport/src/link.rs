@@ -218,6 +218,17 @@ impl LinkReceiver {
         }
     }
 
+    /// Returns how many bytes have arrived of a frame that is not complete. 0 over gRPC, which
+    /// does not tell.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        match &self.0 {
+            ReceiverKind::Quic(receiver) => receiver.partial_bytes(),
+            ReceiverKind::Grpc(_) => 0,
+            ReceiverKind::Tcp(receiver) => receiver.partial_bytes(),
+            ReceiverKind::Faulty(receiver) => receiver.partial_bytes(),
+        }
+    }
+
     /// Admits the peer: frames of up to
     /// [`MAX_FRAME_BYTES`](tensord_proto::MAX_FRAME_BYTES) are accepted from now on. A link
     /// that is not admitted within five seconds is closed, earlier if other connections
@@ -260,6 +271,10 @@ impl faulty::InnerSender for LinkSender {
 impl faulty::InnerReceiver for LinkReceiver {
     fn recv(&mut self) -> faulty::BoxFuture<'_, Result<Option<Bytes>, LinkError>> {
         Box::pin(self.recv())
+    }
+
+    fn partial_bytes(&self) -> usize {
+        self.partial_bytes()
     }
 
     fn admit(&mut self) -> Result<(), LinkError> {

@@ -32,6 +32,7 @@ pub(crate) trait InnerSender: Send + 'static {
 /// The receiving half that is under the control of a switch.
 pub(crate) trait InnerReceiver {
     fn recv(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, LinkError>>;
+    fn partial_bytes(&self) -> usize;
     fn admit(&mut self) -> Result<(), LinkError>;
 }
 
@@ -191,6 +192,11 @@ impl<R: InnerReceiver> Receiver<R> {
     /// Admits the peer on the wrapped link.
     pub(crate) fn admit(&mut self) -> Result<(), LinkError> {
         self.inner.admit()
+    }
+
+    /// Returns how many bytes have arrived of a frame that is not complete.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.inner.partial_bytes()
     }
 
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {

@@ -92,6 +92,12 @@ impl FrameDecoder {
         self.limit = MAX_FRAME_BYTES;
     }
 
+    /// Returns how many bytes have arrived of frames that are not complete.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        let large = self.large.as_ref().map_or(0, |(frame, _)| frame.len());
+        self.buffer.len() + large
+    }
+
     /// Returns the next frame, if it has arrived as a whole.
     pub(crate) fn next_frame(&mut self) -> Result<Option<Bytes>, LinkError> {
         if let Some((mut frame, _)) = self.large.take_if(|(frame, size)| frame.len() == *size) {

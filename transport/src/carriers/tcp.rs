@@ -274,6 +274,11 @@ impl Receiver {
         Ok(())
     }
 
+    /// See [`LinkReceiver::partial_bytes`](crate::link::LinkReceiver::partial_bytes).
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.decoder.partial_bytes()
+    }
+
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, LinkError> {
         loop {
             match self.decoder.next_frame() {

@@ -1,5 +1,7 @@
 //! Exchanges a channel's frames on one connection.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::{
     sync::Notify,
@@ -102,7 +104,7 @@ async fn read<E: Endpoint>(
 ) -> Ended<E::Reason> {
     let mut row = E::Row::default();
     loop {
-        let Ok(mut next) = timeout(timing.silence, receiver.recv()).await else {
+        let Some(mut next) = receive(&mut receiver, timing.silence).await else {
             return Ended::Lost(format!("the peer sent nothing for {:?}", timing.silence));
         };
         let mut count = 0;
@@ -137,6 +139,23 @@ async fn read<E: Endpoint>(
         endpoint.on_row(&mut row);
         if let Some(ended) = ended {
             return ended;
+        }
+    }
+}
+
+/// Returns the result of [`LinkReceiver::recv`], or `None` if nothing arrives for `silence`. On a
+/// slow link, the bytes of one frame may arrive over a longer time.
+pub(super) async fn receive(
+    receiver: &mut LinkReceiver,
+    silence: Duration,
+) -> Option<Result<Option<Bytes>, LinkError>> {
+    loop {
+        let partial_bytes = receiver.partial_bytes();
+        if let Ok(received) = timeout(silence, receiver.recv()).await {
+            return Some(received);
+        }
+        if receiver.partial_bytes() == partial_bytes {
+            return None;
         }
     }
 }

@@ -11,8 +11,10 @@ use std::{
 use bytes::Bytes;
 use tensord_proto::v1::{Seed, frame};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy},
+    net::{TcpListener, TcpStream},
     sync::Notify,
-    time::{Instant, pause},
+    time::{Instant, pause, sleep},
 };
 
 use super::*;
@@ -36,6 +38,59 @@ async fn link() -> (Link, Link) {
     far.receiver.admit().unwrap();
     far.receiver.recv().await.unwrap().unwrap();
     (near, far)
+}
+
+/// Passes the bytes of one connection on to `to`, those of its client a few at a time.
+async fn relay_slowly(relay: TcpListener, to: String) {
+    let (mut client, _) = relay.accept().await.unwrap();
+    let mut server = TcpStream::connect(to).await.unwrap();
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.split(), server.split());
+    let slow = async {
+        let mut bytes = [0; 8 << 10];
+        while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+            to_server.write_all(&bytes[..count]).await.unwrap();
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let fast = async { drop(copy(&mut from_server, &mut to_client).await) };
+    tokio::join!(slow, fast);
+}
+
+#[tokio::test]
+async fn slow_link_is_not_silent() {
+    const SILENCE: Duration = Duration::from_secs(1);
+
+    let identity = Identity::self_signed().unwrap();
+    let trust = Trust::Pin(identity.fingerprint());
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind_tcp(address, &identity).await.unwrap();
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = relay.local_addr().unwrap().to_string();
+    let relaying = tokio::spawn(relay_slowly(relay, listener.address().to_string()));
+    let dialer = Dialer::new(TransportChoice::Tcp);
+    let dialled = dialer.dial(&address, &trust, Duration::from_secs(10));
+    let mut near = dialled.await.unwrap();
+    // It takes 128 times 20 ms.
+    let frame = Bytes::from(vec![1; 1 << 20]);
+    let first = Bytes::from_static(b"first");
+    let sending = async {
+        near.sender.send(&[first]).await.unwrap();
+        near.sender
+            .send(std::slice::from_ref(&frame))
+            .await
+            .unwrap();
+    };
+    let receiving = async {
+        let mut far = listener.accept().await;
+        far.receiver.admit().unwrap();
+        far.receiver.recv().await.unwrap().unwrap();
+        let received = pump::receive(&mut far.receiver, SILENCE).await;
+        assert_eq!(received.unwrap().unwrap().unwrap(), frame);
+        assert!(pump::receive(&mut far.receiver, SILENCE).await.is_none());
+    };
+    tokio::join!(sending, receiving);
+    relaying.abort();
 }
 
 /// A channel's owner that records when it sends which frames.
