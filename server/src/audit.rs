@@ -317,6 +317,12 @@ fn write(entries: &Receiver<Entry>, shared: &Shared, files: &mut Files) {
     let mut put = |entry: &Entry| match files.put(entry) {
         Ok(()) => failing = false,
         Err(e) => {
+            // An entry of the kind `Lost` stands for as many as it counts.
+            let lost = match entry.event {
+                EntryKind::Lost => entry.count.unwrap_or(1),
+                _ => 1,
+            };
+            shared.lost.fetch_add(lost, Ordering::Relaxed);
             if !std::mem::replace(&mut failing, true) {
                 warn!("cannot write the audit log: {e}");
             }

@@ -308,7 +308,7 @@ impl StateDir {
         self.token("gateway-token")
     }
 
-    fn token(&self, name: &str) -> Result<Secret, StateError> {
+    pub(crate) fn token(&self, name: &str) -> Result<Secret, StateError> {
         let (path, bytes) = self.read_or_create(name, || Ok(new_token()?.into_bytes()))?;
         as_token(path, &bytes)
     }

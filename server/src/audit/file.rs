@@ -2,9 +2,9 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::OpenOptionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use serde::Serialize;
@@ -19,14 +19,18 @@ pub(super) struct Files {
     settings: Settings,
     current: File,
     size_bytes: u64,
+    /// Whether the last line may have no end: a write failed, or the host lost power.
+    is_torn: bool,
 }
 
 impl Files {
     /// Opens the current file to append to it; creates it if missing.
     pub(super) fn open(settings: Settings) -> io::Result<Self> {
-        let current = append(&settings.directory.join(CURRENT))?;
+        let path = settings.directory.join(CURRENT);
+        let current = append(&path)?;
         let size_bytes = current.metadata()?.len();
         Ok(Self {
+            is_torn: size_bytes > 0 && !ends_with_line(&path)?,
             settings,
             current,
             size_bytes,
@@ -37,14 +41,21 @@ impl Files {
     pub(super) fn put(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut text = serde_json::to_vec(line).map_err(io::Error::other)?;
         text.push(b'\n');
-        let size = text.len() as u64;
-        if self.size_bytes > 0 && self.size_bytes + size > self.settings.file_bytes {
+        if self.size_bytes > 0 && self.size_bytes + text.len() as u64 > self.settings.file_bytes {
             self.rotate()?;
+        }
+        if self.is_torn {
+            text.insert(0, b'\n');
         }
         // A line is passed to one `write_all`, so that no crash between two calls can leave a
         // part of it.
-        self.current.write_all(&text)?;
-        self.size_bytes += size;
+        if let Err(e) = self.current.write_all(&text) {
+            self.size_bytes = self.current.metadata()?.len();
+            self.is_torn = true;
+            return Err(e);
+        }
+        self.size_bytes += text.len() as u64;
+        self.is_torn = false;
         Ok(())
     }
 
@@ -60,7 +71,7 @@ impl Files {
             fs::remove_file(self.path(0))?;
         }
         self.current = append(&self.path(0))?;
-        self.size_bytes = 0;
+        (self.size_bytes, self.is_torn) = (0, false);
         Ok(())
     }
 
@@ -72,7 +83,16 @@ impl Files {
     }
 }
 
-fn append(path: &std::path::Path) -> io::Result<File> {
+/// Returns whether a file that is not empty ends with the end of a line.
+fn ends_with_line(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last == [b'\n'])
+}
+
+fn append(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600).open(path)
 }

@@ -122,6 +122,24 @@ fn flood_of_one_tenant_is_counted_and_leaves_room_for_others() {
 }
 
 #[test]
+fn entry_after_a_torn_line_has_a_line_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    std::fs::write(&path, "{\"event\":\"adm").unwrap();
+    for _ in 0..2 {
+        let mut files = Files::open(settings(dir.path(), 1 << 20, 2)).unwrap();
+        files.put(&Entry::new(EntryKind::Admitted)).unwrap();
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (3, "{\"event\":\"adm"), "{text}");
+    for line in &lines[1..] {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(entry["event"], "admitted");
+    }
+}
+
+#[test]
 fn full_queue_drops_and_counts_entries() {
     let (audit, shared, entries) = queue(2);
     for _ in 0..5 {

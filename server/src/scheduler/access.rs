@@ -7,11 +7,12 @@ mod role;
 mod time;
 mod tokens;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tensord_proto::v1::{Error, ErrorCode};
 use tensord_transport::Secret;
 use tonic::metadata::MetadataMap;
+use tracing::error;
 
 use self::tokens::InvalidReason;
 pub(super) use self::tokens::is_name;
@@ -40,6 +41,8 @@ const INITIAL_WORKER_USES: u64 = 1000;
 pub(crate) struct Access {
     state: StateDir,
     tokens: Persisted<Tokens>,
+    /// Locked while a token is rotated, of which the string may be in a file, too.
+    rotating: Mutex<()>,
 }
 
 /// The rights of an admitted call, for as long as the call lasts.
@@ -85,12 +88,21 @@ pub(crate) enum ChangeError {
     Stopping,
 }
 
+/// Returns whether this is the name of a token of the first start.
+fn is_initial(name: &str) -> bool {
+    INITIAL_TOKENS.iter().any(|(initial, ..)| *initial == name)
+}
+
 impl Access {
     /// Opens the registry of tokens in `state`, and adds the tokens of the first start to
     /// it.
     pub(crate) fn open(state: StateDir, secrets: &PoolSecrets) -> Result<Self, StateError> {
         let tokens = state.persisted("tokens.json")?;
-        let access = Self { state, tokens };
+        let access = Self {
+            state,
+            tokens,
+            rotating: Mutex::default(),
+        };
         let now = UnixMillis::now();
         let adopt = |tokens: &mut Tokens| {
             let strings = [
@@ -266,16 +278,30 @@ impl Access {
         grace: std::time::Duration,
     ) -> Result<(Token, Secret), ChangeError> {
         let string = Secret::new(state::new_token()?);
-        let token = self.tokens.change(|tokens| {
+        let file = INITIAL_TOKENS.iter().find(|(initial, ..)| *initial == name);
+        let file = file.map(|(_, _, file)| *file);
+        // Until the file has the string that is valid.
+        let _rotating = self.rotating.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = None;
+        let rotated = self.tokens.change(|tokens| {
             let rotated = tokens.rotate(name, hash(&string), grace, UnixMillis::now())?;
             // The file is written before the registry: if the process ends in between, the
             // next start adopts the unknown token of the file.
-            if let Some((_, _, file)) = INITIAL_TOKENS.iter().find(|(first, ..)| *first == name) {
+            if let Some(file) = file {
+                before = self.state.token(file).ok();
                 self.state.replace_token(file, &string)?;
             }
             Ok::<_, ChangeError>(rotated.clone())
-        })?;
-        Ok((token, string))
+        });
+        if rotated.is_err()
+            && let (Some(file), Some(before)) = (file, &before)
+            && let Err(e) = self.state.replace_token(file, before)
+        {
+            error!(
+                "cannot restore the token in {file}, which is valid, after a failed rotation: {e}"
+            );
+        }
+        Ok((rotated?, string))
     }
 
     /// Revokes a token. With `keep_leases`, everything that it has opened goes on. Blocks

@@ -27,6 +27,7 @@ use tracing::info;
 
 use self::token_messages::{info_of, made_token};
 use super::{
+    Registries,
     access::{Access, ChangeError, NewToken, Role, Token, TokenError, UnixMillis},
     convert,
     driver::Input,
@@ -102,28 +103,38 @@ impl Admin for Service {
         let auth = self.0.admit_admin(&request)?;
         let peer = control::peer(&request);
         let RevokeTokenRequest { name, keep_leases } = request.into_inner();
-        let revoke = move |access: &Access| access.revoke(&name, keep_leases);
-        let token = self.change(revoke).await?;
-        info!(token = token.name, keep_leases, "token revoked");
         let by = match keep_leases {
             true => format!("by {}; its leases continue", auth.token),
             false => format!("by {}", auth.token),
         };
-        self.record_revoked(&token, peer, by);
-        if keep_leases {
-            return Ok(Response::new(Revoked::default()));
-        }
-        if token.role == Role::Worker {
-            let (enrolment, name) = (self.0.registries.enrolment.clone(), token.name.clone());
-            let forgotten = blocking(move || enrolment.revoke(&name)).await?;
-            forgotten.map_err(|e| refused(&e))?;
-        }
         let (reply, replied) = oneshot::channel();
-        let token = token.name;
-        self.0
-            .send_to_driver(Input::Revoke { token, reply })
-            .await?;
-        self.reply(replied).await.map(Response::new)
+        let service = self.clone();
+        // The whole change is made, even if the caller no longer waits.
+        let revoked = blocking(move || {
+            let Registries {
+                access, enrolment, ..
+            } = &service.0.registries;
+            let token = access.revoke(&name, keep_leases)?;
+            info!(token = token.name, keep_leases, "token revoked");
+            service.record_revoked(&token, peer, by);
+            if keep_leases {
+                return Ok(());
+            }
+            let forgotten = match token.role {
+                Role::Worker => enrolment.revoke(&token.name),
+                _ => Ok(()),
+            };
+            let token = token.name;
+            let input = Input::Revoke { token, reply };
+            // An error means that the driver has stopped.
+            let _ = service.0.driver.blocking_send(input.into());
+            forgotten
+        });
+        revoked.await?.map_err(|e: ChangeError| refused(&e))?;
+        match keep_leases {
+            true => Ok(Response::new(Revoked::default())),
+            false => self.reply(replied).await.map(Response::new),
+        }
     }
 
     async fn list_workers(
@@ -161,15 +172,21 @@ impl Admin for Service {
         let auth = self.0.admit_admin(&request)?;
         let peer = control::peer(&request);
         let RemoveWorkerRequest { name } = request.into_inner();
-        let (enrolment, removing) = (self.0.registries.enrolment.clone(), name.clone());
-        let removed = blocking(move || enrolment.remove(&removing)).await?;
-        removed.map_err(|e| grpc_status::status(&e))?;
-        info!(name, "worker removed");
-        let removed = Entry::new(EntryKind::Revoked).address(peer).name(&name);
         let by = format!("removed by {}", auth.token);
-        self.0.audit.record(removed.reason(by));
         let (reply, replied) = oneshot::channel();
-        self.0.send_to_driver(Input::Remove { name, reply }).await?;
+        let service = self.clone();
+        // The whole change is made, even if the caller no longer waits.
+        let removed = blocking(move || {
+            service.0.registries.enrolment.remove(&name)?;
+            info!(name, "worker removed");
+            let removed = Entry::new(EntryKind::Revoked).address(peer).name(&name);
+            service.0.audit.record(removed.reason(by));
+            let input = Input::Remove { name, reply };
+            // An error means that the driver has stopped.
+            let _ = service.0.driver.blocking_send(input.into());
+            Ok(())
+        });
+        removed.await?.map_err(|e: Error| grpc_status::status(&e))?;
         let was_joined = self.reply(replied).await?;
         Ok(Response::new(RemovedWorker { was_joined }))
     }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use tensord_proto::text::sanitize;
 
-use super::{role::Role, time::UnixMillis};
+use super::{is_initial, role::Role, time::UnixMillis};
 
 /// The largest number of tokens of a pool, including revoked ones. A lookup compares with
 /// all of them, which takes about 30 µs for this many.
@@ -322,12 +322,14 @@ impl Tokens {
     }
 
     /// If the registry is full, removes the token that was revoked first; fails if no token
-    /// is revoked.
+    /// is revoked but those of the first start. The strings of these stay in their files, from
+    /// which the next start would create them again.
     fn make_room(&mut self) -> Result<(), TokenError> {
         if self.tokens.len() < MAX_TOKENS {
             return Ok(());
         }
         let revoked = self.tokens.iter().enumerate();
+        let revoked = revoked.filter(|(_, token)| !is_initial(&token.name));
         let revoked = revoked.filter_map(|(at, token)| Some((token.revoked?.at, at)));
         let (_, at) = revoked.min().ok_or(TokenError::Full)?;
         self.tokens.remove(at);

@@ -30,6 +30,9 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How often old sums are summed up and dropped.
 const TIDY_INTERVAL: Duration = Duration::from_secs(3600);
 
+/// How much more or less time the clock may show than has passed.
+const MAX_DRIFT: Duration = Duration::from_secs(60);
+
 /// What is done once all is written that was queued before.
 #[derive(Debug)]
 pub(super) enum Question {
@@ -181,7 +184,9 @@ impl Writer {
 
     /// Writes changes until there will be no more.
     pub(super) fn run(mut self) {
-        let mut tidy_at = Instant::now();
+        // Not at once: a host that has just started may have a wrong time for a moment.
+        let mut tidy_at = Instant::now() + TIDY_INTERVAL;
+        let mut clock = (Instant::now(), UnixMillis::now());
         loop {
             let wake_at = match self.failed.is_some() {
                 true => tidy_at.min(Instant::now() + RETRY_DELAY),
@@ -201,8 +206,13 @@ impl Writer {
                 return;
             }
             if Instant::now() >= tidy_at {
-                tidy_at = Instant::now() + TIDY_INTERVAL;
-                if let Err(reason) = self.store.tidy(UnixMillis::now()) {
+                let now = (Instant::now(), UnixMillis::now());
+                let before = std::mem::replace(&mut clock, now);
+                tidy_at = now.0 + TIDY_INTERVAL;
+                // What is summed up or dropped by a wrong time is lost.
+                if is_steady(before, now)
+                    && let Err(reason) = self.store.tidy(now.1)
+                {
                     warn!("old records of usage cannot be summed up: {reason}");
                 }
             }
@@ -251,5 +261,40 @@ impl Writer {
         }
         let totals = self.store.sum(query);
         totals.map_err(|reason| UsageError::Unreadable(reason.to_string()))
+    }
+}
+
+/// Returns whether the clock has shown as much time between two moments as has passed, within a minute: if not, the
+/// system has set it.
+fn is_steady(before: (Instant, UnixMillis), now: (Instant, UnixMillis)) -> bool {
+    let passed = now.0.saturating_duration_since(before.0).as_millis();
+    let shown = i128::from(now.1.0) - i128::from(before.1.0);
+    let difference = shown - i128::try_from(passed).unwrap_or(i128::MAX);
+    difference.unsigned_abs() <= MAX_DRIFT.as_millis()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_that_was_set_is_not_steady() {
+        let start = Instant::now();
+        let hour_ms = 3_600_000;
+        let is_steady = |shown_ms: u64| {
+            let before = (start, UnixMillis(10 * hour_ms));
+            let now = (start + TIDY_INTERVAL, UnixMillis(shown_ms));
+            is_steady(before, now)
+        };
+        assert!(is_steady(11 * hour_ms) && is_steady(11 * hour_ms + 60_000));
+        for set in [
+            11 * hour_ms + 60_001,
+            1000 * hour_ms,
+            10 * hour_ms,
+            0,
+            u64::MAX,
+        ] {
+            assert!(!is_steady(set), "{set}");
+        }
     }
 }

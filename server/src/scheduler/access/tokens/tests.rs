@@ -242,3 +242,27 @@ fn token_registry_survives_serialization() {
     assert_eq!(serde_json::to_string(&read).unwrap(), text);
     assert_eq!(state_at(&read, "2", 0), Some(TokenState::Valid));
 }
+
+#[test]
+fn revoked_token_of_the_first_start_stays_when_the_registry_is_full() {
+    let mut tokens = with("program", Role::Client, "first");
+    tokens.revoke("program", false, NOW).unwrap();
+    for n in 1..MAX_TOKENS {
+        let name = format!("t{n}");
+        tokens
+            .create(new(&name, Role::Client), hash(&name), NOW)
+            .unwrap();
+    }
+    let one_more = |tokens: &mut Tokens| {
+        let created = tokens.create(new("more", Role::Client), hash("more"), NOW);
+        created.map(|_| ())
+    };
+    assert_eq!(one_more(&mut tokens), Err(TokenError::Full));
+    tokens.revoke("t7", false, UnixMillis(NOW.0 + 1)).unwrap();
+    assert_eq!(one_more(&mut tokens), Ok(()));
+    // As at the next start, which finds the string in its file.
+    let adopted = tokens.adopt(new("program", Role::Client), hash("first"), NOW);
+    assert_eq!(adopted, Ok(false));
+    let ended = Some(TokenState::Ended(InvalidReason::Revoked));
+    assert_eq!(state_at(&tokens, "first", 0), ended);
+}
