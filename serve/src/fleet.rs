@@ -162,7 +162,9 @@ impl Fleet {
                 info!(name, version, id, "a replica is ready");
                 replica.stand(Standing::Ready);
                 replica.ready_at = Some(Instant::now());
-                self.retry_at = None;
+                if replica.standing == Standing::Ready {
+                    self.retry_at = None;
+                }
             }
             Event::Replica(ReplicaEvent::Away(reason)) => {
                 warn!(
@@ -280,9 +282,11 @@ impl Fleet {
         }
         if self.retry_at.is_some_and(|at| now >= at) {
             self.retry_at = None;
-            if present == 0 && *self.served.model.replicas.start() == 0 {
-                self.served.set_outage(None);
-            }
+        }
+        // This is looked at with each decision, as a replica that was present at the end of the pause may be lost later.
+        let may_have_none = *self.served.model.replicas.start() == 0;
+        if self.retry_at.is_none() && present == 0 && may_have_none {
+            self.served.set_outage(None);
         }
     }
 

@@ -174,9 +174,11 @@ async fn answer(
     // From its last byte on, so that a slow sender does not take the time of the model.
     let permits = vec![Arc::new(permit)];
     let computing = api.infer(served, request, permits, Instant::now(), via);
-    let (response, mut permit) = computing.await?;
+    let (response, permit) = computing.await?;
     let bytes = response.output_bytes();
-    let encoded = offload(bytes, move || Ok(json::encode(&response))).await?;
+    // The permit is held until the work has ended, also if the client does not wait for it.
+    let encode = move || Ok((json::encode(&response), permit));
+    let (encoded, mut permit) = offload(bytes, encode).await?;
     // JSON may be longer than the outputs. The request counts as answered already.
     api.budget.take(encoded.body.len(), &mut permit)?;
     let body = Arc::new(permit).keep_until_sent(encoded.body.into());
@@ -214,10 +216,12 @@ async fn read(
             })?)
         }
     };
-    let (body, mut permit) = api.budget.read(body).await?;
+    let (body, permit) = api.budget.read(body).await?;
     // Binary parts are not copied.
     let bytes = json_length.unwrap_or(body.len());
-    let request = offload(bytes, move || json::decode(body, json_length)).await?;
+    // The permit is held until the work has ended, also if the client does not wait for it.
+    let decode = move || Ok((json::decode(body, json_length)?, permit));
+    let (request, mut permit) = offload(bytes, decode).await?;
     // The parts have the other bytes of the body; what the inputs have beyond these was made of its JSON.
     api.budget
         .take(bytes + request.input_bytes(), &mut permit)?;

@@ -39,7 +39,6 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::fro
 
 /// Accepts connections, and serves requests by these routes.
 pub(crate) struct Listener {
-    pub(crate) listener: TcpListener,
     /// `None` without TLS.
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) routes: Router,
@@ -48,13 +47,18 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Serves until `stop` is set; then accepts no more, and lets the requests finish within `grace`.
-    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>, grace: Duration) {
+    pub(crate) async fn run(
+        self,
+        listener: TcpListener,
+        mut stop: watch::Receiver<bool>,
+        grace: Duration,
+    ) {
         let graceful = GracefulShutdown::new();
         let places = Arc::new(Semaphore::new(self.limits.connections));
         let connections = Arc::new(self);
         while !*stop.borrow() {
             let accepted = tokio::select! {
-                accepted = connections.listener.accept() => accepted,
+                accepted = listener.accept() => accepted,
                 changed = stop.changed() => match changed {
                     Ok(()) => continue,
                     Err(_) => break,
@@ -86,6 +90,8 @@ impl Listener {
                 drop(place);
             });
         }
+        // Further clients are refused from now on, and can go to another server.
+        drop(listener);
         if tokio::time::timeout(grace, graceful.shutdown())
             .await
             .is_err()

@@ -193,8 +193,7 @@ impl Serve {
         let budget = BodyBudget::new(&self.limits);
         let api = Arc::new(Api::new(&served, access, budget, metrics));
         let routes = http::routes(api.clone(), &self.pages).merge(grpc::routes(api.clone()));
-        let listener = Listener {
-            listener,
+        let http = Listener {
             tls: tls.map(TlsAcceptor::from),
             routes,
             limits: self.limits,
@@ -202,7 +201,8 @@ impl Serve {
         let (stop_listener, listener_stops) = watch::channel(false);
         let (stop_fleets, fleets_stop) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn_on(listener.run(listener_stops, self.grace), runtime.handle());
+        let serving = http.run(listener, listener_stops, self.grace);
+        tasks.spawn_on(serving, runtime.handle());
         let mut fleets = JoinSet::new();
         for served in served {
             let fleet = Fleet::new(served, self.pool.clone());

@@ -5,7 +5,10 @@
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 
-use crate::{error::InferError, protocol::MAX_TENSORS};
+use crate::{
+    error::InferError,
+    protocol::{MAX_DIMS, MAX_TENSORS},
+};
 
 /// Most tensors and parameters that a request may have, with those of its tensors.
 const MAX_PARTS: usize = 16 * MAX_TENSORS;
@@ -15,6 +18,11 @@ const NESTED: [(u32, &[u32]); 3] = [(4, &[]), (5, &[4, 5]), (6, &[2])];
 
 /// The field of `ModelInferRequest` with the elements of inputs, of which there may be several.
 const RAW_CONTENTS: u32 = 7;
+
+/// The field of an input with its shape, and the most bytes that it may take: a number has ten at most, and one of a
+/// single byte takes eight in memory.
+const SHAPE: u32 = 3;
+const MAX_SHAPE_BYTES: usize = 10 * MAX_DIMS;
 
 /// The field of an input with its elements as numbers, and the one in that which has strings.
 const CONTENTS: u32 = 5;
@@ -30,17 +38,27 @@ pub(crate) fn check_parts(message: &[u8]) -> Result<(), InferError> {
             continue;
         }
         parts += 1;
+        let mut shape_bytes = 0;
         for field in Fields(bytes) {
             let (inner, bytes) = match (nested, field) {
                 (None, _) => break,
                 (Some(_), field) => field?,
             };
             parts += usize::from(nested.is_some_and(|(_, fields)| fields.contains(&inner)));
+            if number == 5 && inner == SHAPE {
+                // A number that is a field of its own has no bytes here.
+                shape_bytes += bytes.len().max(1);
+            }
             if number == 5 && inner == CONTENTS {
                 for field in Fields(bytes) {
                     parts += usize::from(field?.0 == STRINGS);
                 }
             }
+        }
+        if shape_bytes > MAX_SHAPE_BYTES {
+            return Err(InferError::Invalid(format!(
+                "the shape of an input takes more than {MAX_SHAPE_BYTES} bytes; at most {MAX_DIMS} dimensions are possible"
+            )));
         }
         if parts > MAX_PARTS {
             return Err(InferError::Invalid(format!(
@@ -148,6 +166,30 @@ mod tests {
             check_parts(&nested(0x32, &[0x12, 0].repeat(100_000))),
             error
         );
+    }
+
+    #[test]
+    fn long_shapes_are_refused() {
+        let checked = |dims: usize, size: i64| {
+            let input = InferInputTensor {
+                shape: vec![size; dims],
+                ..Default::default()
+            };
+            let request = ModelInferRequest {
+                inputs: vec![input],
+                ..Default::default()
+            };
+            check_parts(&request.encode_to_vec()).map_err(|error| error.to_string())
+        };
+        // A negative number takes ten bytes. The protocol's own checks come later.
+        assert_eq!(checked(MAX_DIMS, -1), Ok(()));
+        let refused = checked(1 << 20, 1).unwrap_err();
+        assert!(refused.contains("at most 16 dimensions"), "{refused}");
+        // The same without packing.
+        let mut input = vec![0x2a];
+        prost::encoding::encode_varint(2 << 10, &mut input);
+        input.extend([0x18, 1].repeat(1 << 10));
+        assert!(check_parts(&input).is_err());
     }
 
     #[test]
