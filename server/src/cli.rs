@@ -29,7 +29,7 @@ use crate::config::{
 
 const EXAMPLES: &str = "\
 Examples:
-  tensord up --devices flex*2        run a pool on this host, for programs on this host
+  tensord up --devices 'flex*2'      run a pool on this host, for programs on this host
   tensord scheduler                  run a pool that other hosts can reach
   tensord worker                     offer this host's devices to the pool in TENSORD_URL
   tensord status                     show the pool's workers and devices
@@ -80,8 +80,8 @@ pub(crate) enum Command {
     /// Run a pool on this host: a scheduler and a worker in one process
     #[command(after_help = "\
 Examples:
-  tensord up                         offer this host's GPUs, or else its CPU, to programs on it
-  tensord up --devices flex*4        offer four devices, to try data-parallel training
+  tensord up                         offer all GPUs of the first kind found, or else the CPU, to local programs
+  tensord up --devices 'flex*4'      offer four devices, to try data-parallel training
   tensord up --listen 0.0.0.0:7461   run a pool that other hosts can reach")]
     Up {
         #[command(flatten)]
@@ -107,7 +107,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   export TENSORD_URL='...'           the `workers:` line of the scheduler
-  tensord worker                     offer every GPU, or else the CPU
+  tensord worker                     offer all GPUs of the first kind found, or else the CPU
   tensord worker --devices cuda:0,1
   tensord worker --url-file /etc/tensord/url --name gpu-1
 

@@ -138,7 +138,7 @@ pub(crate) enum TenantCommand {
 /// The weight, the guarantee and the limit of a tenant.
 #[derive(Args, Debug)]
 pub(crate) struct TenantTerms {
-    /// Divides its share when that is compared with other tenants': with 2, it may get twice as much [default: 1]
+    /// Weight of the tenant: one with 2 gets twice as much as one with 1 when both want more than there is [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
     /// Devices for which its requests come first, such as cuda=4,flex=2, or none [default: none]

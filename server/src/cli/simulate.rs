@@ -29,10 +29,10 @@ pub(crate) struct SimulateArgs {
         default_value = "fair"
     )]
     pub(crate) order: Vec<Order>,
-    /// How long ago a tenant's use counts half as much as now in whose request is next; 0s for not at all [default: 1d]
+    /// Half-life of past usage in the order of the queue; 0s ignores past usage [default: 1d]
     #[arg(long, value_name = "TIME")]
     pub(crate) half_life: Option<Period>,
-    /// Time after which a job that is next is passed only by jobs that are suspended for it later [default: 10m]
+    /// Time in the queue after which a job reserves devices: others then get these only for leases that can be suspended, may end, or end before the large job could have the devices [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub(crate) reserve_after: Option<Period>,
     /// Time from the end of a job, or its suspension, until its devices are free; 0s for at once

@@ -26,7 +26,7 @@ pub(crate) struct UpSettings {
     /// Host that the printed URLs name [default: the address listened on]
     #[arg(long, value_name = "HOST", env = "TENSORD_ADVERTISE")]
     pub(crate) advertise: Option<Host>,
-    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is every GPU or else the CPU]
+    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is all GPUs of the first kind found, or else the CPU]
     #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
     pub(crate) devices: Option<Devices>,
     /// Name of this host's worker [default: the host's name]
@@ -41,7 +41,7 @@ pub(crate) struct UpSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
-    /// Directory or bucket (s3://, gs:// or az://) that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same one [default: memory only]
+    /// Also write snapshots to this directory or bucket (s3://, gs:// or az://), so that leases continue after a restart of this worker, or on another worker with the same directory or bucket [default: memory only]
     #[arg(long, value_name = "DIR|URL", env = "TENSORD_WORKER_SNAPSHOTS")]
     pub(crate) snapshots: Option<SnapshotStore>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
@@ -65,10 +65,10 @@ pub(crate) struct UpSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
-    /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
+    /// Half-life of past usage in the order of the queue; 0s ignores past usage [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
-    /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
+    /// Time in the queue after which a request reserves devices: others then get these only for leases that can be suspended, may end, or end before the large request could have the devices [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
     /// Time for which a lease must have been idle before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
@@ -95,10 +95,10 @@ pub(crate) struct SchedulerSettings {
     /// Seconds for which a lease token can open sessions; it is renewed before it expires [default: 600]
     #[arg(long, value_name = "N", env = "TENSORD_LEASE_TOKEN_SECONDS")]
     pub(crate) lease_token_seconds: Option<Seconds>,
-    /// Time after which what a tenant had counts half as much when the next request is chosen; with 0s, only the present counts [default: 1d]
+    /// Half-life of past usage in the order of the queue; 0s ignores past usage [default: 1d]
     #[arg(long, value_name = "TIME", env = "TENSORD_HALF_LIFE")]
     pub(crate) half_life: Option<Period>,
-    /// Time after which a request reserves the devices for which it is next: later ones get these only with leases that can be suspended [default: 10m]
+    /// Time in the queue after which a request reserves devices: others then get these only for leases that can be suspended, may end, or end before the large request could have the devices [default: 10m]
     #[arg(long, value_name = "TIME", env = "TENSORD_RESERVE_AFTER")]
     pub(crate) reserve_after: Option<Period>,
     /// Time for which a lease must have been idle before it is suspended for others that wait for its devices; with 0s, it never is [default: 10m]
@@ -110,7 +110,7 @@ pub(crate) struct SchedulerSettings {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct WorkerSettings {
-    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is every GPU or else the CPU]
+    /// Devices to offer, such as cuda:0,1 or flex*2 [default: auto, which is all GPUs of the first kind found, or else the CPU]
     #[arg(long, value_name = "LIST", env = "TENSORD_DEVICES")]
     pub(crate) devices: Option<Devices>,
     /// Name of this worker [default: the host's name]
@@ -125,7 +125,7 @@ pub(crate) struct WorkerSettings {
     /// Memory for snapshots, from which a lease goes on when its process dies, divided among the devices; or 0 for none [default: a sixteenth of the host's memory]
     #[arg(long, value_name = "SIZE", env = "TENSORD_WORKER_SNAPSHOT_MEMORY")]
     pub(crate) snapshot_memory: Option<MemoryOrZero>,
-    /// Directory or bucket (s3://, gs:// or az://) that keeps snapshots, too, from which a lease goes on when this worker has started again, or at another worker with the same one [default: memory only]
+    /// Also write snapshots to this directory or bucket (s3://, gs:// or az://), so that leases continue after a restart of this worker, or on another worker with the same directory or bucket [default: memory only]
     #[arg(long, value_name = "DIR|URL", env = "TENSORD_WORKER_SNAPSHOTS")]
     pub(crate) snapshots: Option<SnapshotStore>,
     /// Seconds that the ranks of a collective wait for a slow rank [default: 30]
