@@ -218,8 +218,8 @@ impl LinkReceiver {
         }
     }
 
-    /// Returns how many bytes have arrived of a frame that is not complete. 0 over gRPC, which
-    /// does not tell.
+    /// Returns how many bytes have arrived of a frame that is not complete. Always 0 over gRPC,
+    /// whose library passes on whole messages only.
     pub(crate) fn partial_bytes(&self) -> usize {
         match &self.0 {
             ReceiverKind::Quic(receiver) => receiver.partial_bytes(),

@@ -446,7 +446,7 @@ impl Session {
         self.device_context.signals.wake();
     }
 
-    /// Tells the cohort that the session has ended, unless it knows.
+    /// Removes the session from its cohort, unless it was removed before.
     fn leave_cohort(self: &Arc<Self>, reason: &str) {
         let member: Weak<dyn Member> = Arc::downgrade(self) as _;
         self.cohort.leave(self.lease_rank, &member, reason);

@@ -88,9 +88,10 @@ pub(crate) enum ChangeError {
     Stopping,
 }
 
-/// Returns whether this is the name of a token of the first start.
-fn is_initial(name: &str) -> bool {
-    INITIAL_TOKENS.iter().any(|(initial, ..)| *initial == name)
+/// Returns the file that contains the token of this name, if it is one of the first start.
+fn initial_file(name: &str) -> Option<&'static str> {
+    let initial = INITIAL_TOKENS.iter().find(|(initial, ..)| *initial == name);
+    initial.map(|(_, _, file)| *file)
 }
 
 impl Access {
@@ -278,9 +279,8 @@ impl Access {
         grace: std::time::Duration,
     ) -> Result<(Token, Secret), ChangeError> {
         let string = Secret::new(state::new_token()?);
-        let file = INITIAL_TOKENS.iter().find(|(initial, ..)| *initial == name);
-        let file = file.map(|(_, _, file)| *file);
-        // Until the file has the string that is valid.
+        let file = initial_file(name);
+        // Held until the file has the valid string again.
         let _rotating = self.rotating.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = None;
         let rotated = self.tokens.change(|tokens| {

@@ -30,8 +30,8 @@ pub(crate) type Capability = [u8; 16];
 /// Maximum number of pending transfers of a cohort at one worker.
 const MAX_PENDING_TRANSFERS: usize = 1 << 16;
 
-/// Number of pending transfers beyond which an offer leaves nothing, not even the fault that
-/// tells the session which takes the value that there was no room for it.
+/// Number of pending transfers beyond which an offer is dropped, and not replaced by a fault for
+/// the session that takes the value.
 const MAX_REFUSED_OFFERS: usize = 4 * MAX_PENDING_TRANSFERS;
 
 /// A tensor's value.

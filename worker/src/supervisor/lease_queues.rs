@@ -227,7 +227,7 @@ impl QueuedTask {
         )
     }
 
-    /// Returns whether the task tells of uploads that the worker keeps.
+    /// Returns whether the task passes on uploads that the worker keeps.
     pub(super) fn is_uploads(&self) -> bool {
         matches!(self.task, Task::Uploads(_))
     }

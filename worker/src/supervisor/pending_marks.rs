@@ -80,7 +80,7 @@ impl<P: Copy> PendingMarks<P> {
         let pending = self.pending.iter();
         let pending: Vec<_> = pending.map(|(session, it)| (*session, it.mark)).collect();
         for (session, mark) in pending {
-            // The time of a connection that was lost says nothing about the network.
+            // While a connection is being lost, nothing is sent.
             self.give_up_after(now, session, mark, Duration::ZERO);
         }
     }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use tensord_proto::text::sanitize;
 
-use super::{is_initial, role::Role, time::UnixMillis};
+use super::{initial_file, role::Role, time::UnixMillis};
 
 /// The largest number of tokens of a pool, including revoked ones. A lookup compares with
 /// all of them, which takes about 30 µs for this many.
@@ -329,7 +329,7 @@ impl Tokens {
             return Ok(());
         }
         let revoked = self.tokens.iter().enumerate();
-        let revoked = revoked.filter(|(_, token)| !is_initial(&token.name));
+        let revoked = revoked.filter(|(_, token)| initial_file(&token.name).is_none());
         let revoked = revoked.filter_map(|(at, token)| Some((token.revoked?.at, at)));
         let (_, at) = revoked.min().ok_or(TokenError::Full)?;
         self.tokens.remove(at);

@@ -193,13 +193,13 @@ impl Collectives {
                 return None;
             }
         };
-        let begun = interpreter.begin_pending(op, ticket);
+        let output = interpreter.begin_pending(op, ticket);
         // The result of a refused op counts as in flight until it arrives, and is then dropped:
         // the other ranks may take long, and a program may make many such ops.
         let context = interpreter.current.context("Distributed.AllReduce");
         let turn = (reduce.out.id, interpreter.current.number());
         let arrival = self.in_flight.on_turn(ticket, turn, context);
-        if let Err(refusal) = begun {
+        if let Err(refusal) = output {
             interpreter.refuse(op, refusal);
             return None;
         }
