@@ -1,9 +1,13 @@
-//! Clamps indices that kernels do not check.
+//! Clamps indices, and ranges of slices, that kernels do not check, and finds biases whose layout they do not.
 //!
 //! CubeCL launches the kernels of `gather`, `scatter`, `select` and similar ops without
 //! bounds checks, and only the device knows the values of the indices. So an op before the
 //! one that uses the indices clamps them on the device. An index out of bounds, whose
 //! effect Burn leaves undefined, then reaches another element of the same tensor.
+//!
+//! The kernel of `slice_assign` takes the start of each range as it is: a negative one, which
+//! counts from the end, would be a position before the tensor. Ranges are numbers in the op, so they are
+//! resolved before it.
 //!
 //! Other ops with integers or positions among their inputs are safe in `burn-cubecl`
 //! 0.22.1: the backward pass of a pool only compares its indices and does not address
@@ -12,6 +16,77 @@
 
 use burn_backend::{Backend, DType, Scalar, Slice, tensor::IntTensor};
 use burn_ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorIr};
+
+/// Returns the biases of `op`, whose kernel reads them one after the other in memory.
+///
+/// The kernels of convolutions of `burn-cubecl` 0.22.1 do so (`kernel/conv/direct.rs`), whatever the strides: of a bias
+/// that was expanded from one element, they read what comes after that.
+pub(super) fn biases(op: &mut OperationIr) -> Vec<&mut TensorIr> {
+    use ModuleOperationIr as Op;
+    let OperationIr::Module(op) = op else {
+        return Vec::new();
+    };
+    let bias = match op {
+        Op::Conv1d(op) => &mut op.bias,
+        Op::Conv2d(op) => &mut op.bias,
+        Op::Conv3d(op) => &mut op.bias,
+        Op::ConvTranspose1d(op) => &mut op.bias,
+        Op::ConvTranspose2d(op) => &mut op.bias,
+        Op::ConvTranspose3d(op) => &mut op.bias,
+        _ => return Vec::new(),
+    };
+    bias.iter_mut().collect()
+}
+
+/// Returns whether elements of an output of `op` may share memory with each other, although those of its inputs do not.
+pub(super) fn is_expansion(op: &OperationIr) -> bool {
+    let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
+    else {
+        return false;
+    };
+    matches!(
+        op,
+        BaseOperationIr::Expand(_) | BaseOperationIr::RepeatDim(_)
+    )
+}
+
+/// Replaces each range of slices in `op` by one that selects the same elements, and starts and ends within its
+/// dim; and the step of windows that is longer than their dim, which would be the stride of the view. The declarations of
+/// `op` were checked before.
+pub(super) fn resolve_ranges(op: &mut OperationIr) {
+    use BaseOperationIr as Op;
+    let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
+    else {
+        return;
+    };
+    let (tensor, ranges) = match op {
+        Op::Slice(op) => (&op.tensor, &mut op.ranges),
+        Op::SliceAssign(op) => (&op.tensor, &mut op.ranges),
+        Op::Unfold(op) => {
+            // There is one window at most.
+            op.step = op.step.min(dim(&op.input, op.dim).max(1));
+            return;
+        }
+        _ => return,
+    };
+    for (range, &dim) in ranges.iter_mut().zip(tensor.shape.as_slice()) {
+        *range = resolved(range, dim);
+    }
+}
+
+/// See [`resolve_ranges`].
+fn resolved(slice: &Slice, dim: usize) -> Slice {
+    let range = slice.to_range(dim);
+    let end = range.end.max(range.start);
+    // A longer step selects one element, too.
+    let longest = (end - range.start).max(1);
+    let step = slice.step.unsigned_abs().min(longest) as isize;
+    Slice {
+        start: range.start as isize,
+        end: Some(end as isize),
+        step: step * slice.step.signum(),
+    }
+}
 
 /// The values that a tensor of indices may have.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,11 +1,14 @@
 //! The tensors of a session on a Burn backend.
 
 use std::{
+    collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use burn_backend::{BoolStore, DType, ExecutionError, IntDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{
+    BoolStore, DType, ExecutionError, IntDType, Shape, Slice, TensorData, TensorMetadata,
+};
 use burn_ir::{
     BaseOperationIr, FloatOperationIr, HandleKind, ModuleOperationIr, NumericOperationIr,
     OperationIr, TensorId, TensorIr, TensorStatus,
@@ -34,6 +37,9 @@ pub(super) struct BurnTensors<B: SessionBackend> {
     lacking_dtypes: Arc<LackingDtypes>,
     device: B::Device,
     stream: Stream,
+    /// The tensors whose elements may share memory with each other, as they may be views of expanded ones. Empty on backends
+    /// that do not [trust indices](SessionBackend::TRUSTS_INDICES).
+    expanded: HashSet<TensorId>,
 }
 
 impl<B: SessionBackend> BurnTensors<B> {
@@ -52,6 +58,7 @@ impl<B: SessionBackend> BurnTensors<B> {
             lacking_dtypes,
             device,
             stream: Stream::new(),
+            expanded: HashSet::new(),
         }
     }
 
@@ -130,27 +137,55 @@ impl<B: SessionBackend> BurnTensors<B> {
         }
     }
 
-    /// Replaces the index tensors of `op` by clamped copies if the backend's kernels do not
-    /// check indices. Returns the tensors that `op` uses for the last time and that the
-    /// caller must drop after it.
+    /// Replaces what the backend's kernels do not check in `op`: ranges of slices, index tensors, and biases
+    /// whose elements share memory. Returns the tensors that `op` uses for the last time and that the caller must drop
+    /// after it.
+    fn make_safe(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
+        bounds::resolve_ranges(op);
+        if !B::TRUSTS_INDICES {
+            return Vec::new();
+        }
+        let mut after = self.clamp_indices(op);
+        if !self.expanded.is_empty() {
+            after.extend(self.copy_biases(op));
+        }
+        after
+    }
+
+    /// Records which outputs of `op` may be views of expanded tensors. An op on one tensor may return a view of it, as
+    /// one to the power of 1 does.
+    fn record_expanded(&mut self, op: &OperationIr) {
+        if !B::TRUSTS_INDICES {
+            return;
+        }
+        let mut may_be_expanded = bounds::is_expansion(op);
+        if !self.expanded.is_empty() {
+            let is_expanded = |tensor: &TensorIr| self.expanded.contains(&tensor.id);
+            let may_be_view = matches!(op, OperationIr::Custom(_)) || op.inputs().count() == 1;
+            may_be_expanded |= may_be_view && op.inputs().any(is_expanded);
+            let last_uses = op
+                .inputs()
+                .filter(|it| it.status == TensorStatus::ReadWrite);
+            for tensor in last_uses {
+                self.expanded.remove(&tensor.id);
+            }
+        }
+        if may_be_expanded {
+            self.expanded.extend(op.outputs().map(|out| out.id));
+        }
+    }
+
+    /// Replaces the index tensors of `op` by clamped copies. Returns the tensors that `op` uses for the last time and
+    /// that the caller must drop after it.
     fn clamp_indices(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
         let mut after = Vec::new();
-        if !B::TRUSTS_INDICES || bounds::indices(op).is_empty() {
+        if bounds::indices(op).is_empty() {
             return after;
         }
-        let ids: Vec<_> = op.nodes().iter().map(|tensor| tensor.id).collect();
-        // The copies get the highest ids that `op` does not use. A program has no reason to use
-        // such ids. One that does loses its own tensor, and later uses of it are faults.
-        let all = (0..=u64::MAX).rev().map(TensorId::new);
-        let mut unused = all.filter(|id| !ids.contains(id));
+        let ids = ids_of(op);
+        let mut unused = unused_ids(&ids);
         for (tensor, range) in bounds::indices(op) {
-            let mut taken = tensor.clone();
-            if ids.iter().filter(|id| **id == tensor.id).count() > 1 {
-                taken = as_shared(tensor);
-                if tensor.status == TensorStatus::ReadWrite {
-                    after.push(tensor.clone());
-                }
-            }
+            let taken = take_input(tensor, &ids, &mut after);
             let id = unused.next().expect("more ids than an op has tensors");
             self.run(|interpreter| {
                 let HandleKind::Int(values) = interpreter.get_tensor(&taken) else {
@@ -163,6 +198,60 @@ impl<B: SessionBackend> BurnTensors<B> {
         }
         after
     }
+
+    /// Replaces biases of `op` whose elements share memory by copies. Returns the tensors that `op` uses for the last
+    /// time and that the caller must drop after it.
+    fn copy_biases(&mut self, op: &mut OperationIr) -> Vec<TensorIr> {
+        let mut after = Vec::new();
+        let ids = ids_of(op);
+        let mut unused = unused_ids(&ids);
+        for bias in bounds::biases(op) {
+            if !self.expanded.contains(&bias.id) {
+                continue;
+            }
+            let taken = take_input(bias, &ids, &mut after);
+            if taken.status == TensorStatus::ReadWrite {
+                self.expanded.remove(&taken.id);
+            }
+            let id = unused.next().expect("more ids than an op has tensors");
+            let device = self.device.clone();
+            self.run(|interpreter| {
+                let HandleKind::Float(values) = interpreter.get_tensor(&taken) else {
+                    unreachable!("a bias that is not of floats is refused");
+                };
+                let zeros = B::float_zeros(taken.shape.clone(), &device, taken.dtype.into());
+                let all: Vec<_> = taken.shape.iter().map(|&dim| Slice::from(0..dim)).collect();
+                let copy = B::float_slice_assign(zeros, &all, values);
+                interpreter.register_tensor_to_device(id, HandleKind::Float(copy));
+            });
+            (bias.id, bias.status) = (id, TensorStatus::ReadWrite);
+        }
+        after
+    }
+}
+
+/// Returns the ids of all tensors of `op`.
+fn ids_of(op: &OperationIr) -> Vec<TensorId> {
+    op.nodes().iter().map(|tensor| tensor.id).collect()
+}
+
+/// Returns the highest ids that are not among `ids`, for copies of inputs. A program has no reason to use such ids. One
+/// that does loses its own tensor, and later uses of it are faults.
+fn unused_ids(ids: &[TensorId]) -> impl Iterator<Item = TensorId> {
+    let all = (0..=u64::MAX).rev().map(TensorId::new);
+    all.filter(|id| !ids.contains(id))
+}
+
+/// Returns `tensor`, an input of an op with these `ids`, so that it can be taken before the op. If the op has it as
+/// another input, too, and uses it for the last time, adds it to those to drop `after` the op.
+fn take_input(tensor: &TensorIr, ids: &[TensorId], after: &mut Vec<TensorIr>) -> TensorIr {
+    if ids.iter().filter(|id| **id == tensor.id).count() == 1 {
+        return tensor.clone();
+    }
+    if tensor.status == TensorStatus::ReadWrite {
+        after.push(tensor.clone());
+    }
+    as_shared(tensor)
 }
 
 impl<B: SessionBackend> TensorStore for BurnTensors<B> {
@@ -191,10 +280,11 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             op if may_differ => op.outputs().cloned().collect(),
             _ => Vec::new(),
         };
-        let after = self.clamp_indices(&mut op);
+        let after = self.make_safe(&mut op);
+        self.record_expanded(&op);
         let device = self.device.clone();
         self.run(|interpreter| {
-            if !cast_int(interpreter, &op) && !B::execute_exactly(interpreter, &op) {
+            if !cast_int(interpreter, &op) && !B::execute_instead(interpreter, &op) {
                 interpreter.register_op(*op);
             }
             B::finish_op(&device);
@@ -242,6 +332,9 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
     }
 
     fn alias(&mut self, id: TensorId, source: TensorId) {
+        if self.expanded.contains(&source) {
+            self.expanded.insert(id);
+        }
         self.run(|interpreter| interpreter.register_alias(id, source));
     }
 
@@ -255,11 +348,15 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
             }
             return Box::pin(std::future::ready(Ok(data)));
         }
+        if tensor.status == TensorStatus::ReadWrite {
+            self.expanded.remove(&tensor.id);
+        }
         let read = self.run(|interpreter| interpreter.read_tensor_async(tensor));
         Box::pin(self.stream.attach(read))
     }
 
     fn forget(&mut self, tensor: TensorIr) {
+        self.expanded.remove(&tensor.id);
         let last = TensorIr {
             status: TensorStatus::ReadWrite,
             ..tensor
@@ -332,6 +429,11 @@ impl<B: SessionBackend> TensorStore for BurnTensors<B> {
 
     fn restore(&mut self, tensors: Vec<(TensorId, StoredTensor)>) -> Result<(), String> {
         let device = self.device.clone();
+        if B::TRUSTS_INDICES {
+            let shares_memory = |stored: &StoredTensor| stored.strides.contains(&0);
+            let expanded = tensors.iter().filter(|(_, stored)| shares_memory(stored));
+            self.expanded.extend(expanded.map(|(id, _)| *id));
+        }
         let (ids, stored): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
         self.run(|interpreter| {
             for (id, tensor) in ids.into_iter().zip(B::restored(&device, stored)?) {

@@ -3,6 +3,7 @@
 //! exact.
 
 mod exact;
+mod interpolation;
 mod layout;
 
 use std::{fmt, sync::Arc};
@@ -36,15 +37,13 @@ impl SessionBackend for Cube {
     // which should enforce checks, has no effect in CubeCL 0.11.3.
     const TRUSTS_INDICES: bool = true;
 
-    fn execute_exactly(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
-        ARE_GPUS_EXACT && exact::execute(interpreter, op)
+    fn execute_instead(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
+        interpolation::execute(interpreter, op) || ARE_GPUS_EXACT && exact::execute(interpreter, op)
     }
 
     fn unsupported(op: &OperationIr) -> Option<String> {
-        match ARE_GPUS_EXACT {
-            true => exact::unsupported(op),
-            false => None,
-        }
+        let exact = ARE_GPUS_EXACT.then(|| exact::unsupported(op)).flatten();
+        exact.or_else(|| interpolation::unsupported(op))
     }
 
     fn finish_op(device: &CubeDevice) {

@@ -29,7 +29,7 @@ impl SessionBackend for Flex {
         ops.flex.clone()
     }
 
-    fn execute_exactly(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
+    fn execute_instead(interpreter: &mut TensorInterpreter<Self>, op: &OperationIr) -> bool {
         let OperationIr::NumericFloat(DType::F32 | DType::F16 | DType::BF16, op) = op else {
             return false;
         };

@@ -20,17 +20,17 @@ pub(crate) trait SessionBackend: BackendIr {
     where
         Self: Sized;
 
-    /// Executes `op` if Burn's own kernel would give it other bits from run to run. Returns
-    /// `false` if the op must still be executed.
-    fn execute_exactly(_: &mut TensorInterpreter<Self>, _: &OperationIr) -> bool
+    /// Executes `op` if Burn's own kernel would give it other bits from run to run, or read beyond a tensor.
+    /// Returns `false` if the op must still be executed.
+    fn execute_instead(_: &mut TensorInterpreter<Self>, _: &OperationIr) -> bool
     where
         Self: Sized,
     {
         false
     }
 
-    /// Returns the error message if the backend does not have `op`, as it could not give the same
-    /// bits each time.
+    /// Returns the error message if the backend does not have `op`, as its kernel could not give the same
+    /// bits each time, or would read beyond a tensor.
     fn unsupported(_: &OperationIr) -> Option<String> {
         None
     }
@@ -52,8 +52,8 @@ pub(crate) trait SessionBackend: BackendIr {
     /// assigns storages when kernels are launched, which may be later.
     const STORAGE: Option<fn(Self::Handle) -> Option<StorageInfo>>;
 
-    /// Whether kernels address memory by the values in a tensor of indices without checking
-    /// them.
+    /// Whether kernels address memory by the values in a tensor of indices, and by the ranges of slices, without
+    /// checking them.
     const TRUSTS_INDICES: bool;
 
     /// Captures tensors as they lie in their storages; see [`TensorStore::stored`].

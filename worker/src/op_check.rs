@@ -36,7 +36,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-use burn_ir::{CustomOpIr, OperationIr, TensorIr};
+use burn_ir::{CustomOpIr, ModuleOperationIr, OperationIr, TensorIr};
 use tensord_proto::{collective_op::CollectiveOp, v1::FaultKind};
 
 use self::rules::{Kind, check_same_as_input, check_volume, unsupported};
@@ -78,6 +78,15 @@ pub(crate) fn check(op: &OperationIr) -> OpCheckResult {
         OperationIr::Drop(_) => Ok(0),
         OperationIr::Distributed(_) => collective(op),
         OperationIr::Activation(op) => activation::check(op),
+    }
+}
+
+/// Returns the bytes that the kernels of `op` allocate on a GPU in addition to what [`check`] has returned, which
+/// follows Flex's kernels.
+pub(crate) fn additional_gpu_bytes(op: &OperationIr) -> u64 {
+    match op {
+        OperationIr::Module(ModuleOperationIr::Attention(op)) => sequence::all_scores_bytes(op),
+        _ => 0,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn_backend::{TensorData, ops::IntTensorOps, tensor::IndexingUpdateOp};
 use burn_flex::{Flex, FlexDevice};
-use burn_ir::{GatherNdOpIr, ScatterOpIr, TensorId, TensorStatus};
+use burn_ir::{GatherNdOpIr, ScatterOpIr, TensorId, TensorStatus, UnfoldOpIr};
 
 use super::*;
 
@@ -110,4 +110,57 @@ fn tuple_components_are_clamped_to_their_ranges() {
     let far = TensorData::from([[-7i64, 9], [1, 1], [9, -7]]);
     let near = TensorData::from([[0i64, 5], [1, 1], [3, 0]]);
     assert_eq!(clamp(far, &IndexRange::Tuples(vec![3, 5])), near);
+}
+
+/// Returns the positions that a slice selects of an axis of `dim` elements, in order.
+fn selected(slice: &Slice, dim: usize) -> Vec<usize> {
+    let (range, step) = (slice.to_range(dim), slice.step.unsigned_abs());
+    let count = range.end.saturating_sub(range.start).div_ceil(step);
+    let position = |at: usize| match slice.step > 0 {
+        true => range.start + at * step,
+        false => range.end - 1 - at * step,
+    };
+    (0..count).map(position).collect()
+}
+
+#[test]
+fn resolved_slices_select_the_same_elements() {
+    let bounds = || (-7..=7).chain([isize::MIN, isize::MAX]);
+    let ends = || bounds().map(Some).chain([None]);
+    let steps = || bounds().filter(|step| *step != 0);
+    for dim in 0..6 {
+        for (start, end) in bounds().flat_map(|start| ends().map(move |end| (start, end))) {
+            for step in steps() {
+                let slice = Slice { start, end, step };
+                let resolved = resolved(&slice, dim);
+                assert_eq!(selected(&resolved, dim), selected(&slice, dim), "{slice:?}");
+                let (start, end) = (resolved.start, resolved.end.unwrap());
+                assert!(
+                    0 <= start && start <= end && end <= dim as isize,
+                    "{resolved:?}"
+                );
+                assert!(resolved.step.unsigned_abs() <= dim.max(1), "{resolved:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn step_of_windows_is_at_most_their_dim() {
+    let resolved = |dim: usize, step| {
+        let mut op = OperationIr::BaseFloat(BaseOperationIr::Unfold(UnfoldOpIr {
+            input: float(1, &[3, dim]),
+            out: float(2, &[3, 1, dim]),
+            dim: 1,
+            size: dim,
+            step,
+        }));
+        resolve_ranges(&mut op);
+        match op {
+            OperationIr::BaseFloat(BaseOperationIr::Unfold(op)) => op.step,
+            _ => unreachable!("it is the same op"),
+        }
+    };
+    assert_eq!((resolved(5, 2), resolved(5, 1 << 40)), (2, 5));
+    assert_eq!(resolved(0, 7), 1);
 }

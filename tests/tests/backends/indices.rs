@@ -1,13 +1,13 @@
-//! Indices far out of bounds, and uninitialised memory.
+//! Indices and slices far out of bounds, and uninitialised memory.
 //!
 //! A kernel that trusted such an index would read or write the device memory around the
 //! tensor.
 
-use burn_backend::{DType, tensor::IndexingUpdateOp};
+use burn_backend::{DType, Slice, tensor::IndexingUpdateOp};
 use burn_ir::{
-    BaseOperationIr as Op, CreationOpIr, EmbeddingOpIr, GatherNdOpIr, GatherOpIr,
-    ModuleOperationIr, OperationIr, ScatterNdOpIr, ScatterOpIr, SelectAssignOpIr, SelectOpIr,
-    TensorIr,
+    BaseOperationIr as Op, Conv2dOpIr, Conv2dOptionsIr, CreationOpIr, EmbeddingOpIr, GatherNdOpIr,
+    GatherOpIr, ModuleOperationIr, OperationIr, RepeatDimOpIr, ScatterNdOpIr, ScatterOpIr,
+    SelectAssignOpIr, SelectOpIr, ShapeOpIr, SliceAssignOpIr, SliceOpIr, TensorIr,
 };
 use tensord_testkit::{
     host,
@@ -205,6 +205,108 @@ fn out_of_bounds_indices_change_no_other_memory() {
         for around in [before, after] {
             let read = session.fetch(&around).await.unwrap();
             assert_eq!(raw::floats(&read.unwrap()), [SECRET; PADDING_ELEMENTS]);
+        }
+    });
+}
+
+#[test]
+fn slices_change_no_other_memory() {
+    on_each_kind(async |target| {
+        let session = &mut RawSession::open(target).await.unwrap();
+        let [before, tensor, after] = table(session);
+        let all = |column| (0..ROWS).map(move |row| row * COLUMNS + column);
+        let range = |start, end, step| Slice { start, end, step };
+        let whole = range(isize::MIN, Some(isize::MAX), 1);
+        // The last row, the last column, every other row from the last one, one row by a far step, and nothing.
+        let slices = [
+            ([range(-1, None, 1), whole], vec![9, 10, 11]),
+            (
+                [whole, range(-1, Some(COLUMNS as isize), 1)],
+                all(2).collect(),
+            ),
+            ([range(-9, None, -2), range(0, Some(1), 1)], vec![9, 3]),
+            ([range(-2, None, 1 << 40), whole], vec![6, 7, 8]),
+            ([range(3, Some(1), 1), whole], vec![]),
+        ];
+        for (ranges, places) in slices {
+            let value: Vec<_> = (100u8..).map(f32::from).take(places.len()).collect();
+            let mut expected = at((0..ROWS * COLUMNS).map(|i| (i / COLUMNS, i % COLUMNS)));
+            for (place, value) in places.iter().zip(&value) {
+                expected[*place] = *value;
+            }
+            let part = [ROWS, COLUMNS].iter().zip(&ranges);
+            let part: Vec<_> = part.map(|(dim, range)| range.output_size(*dim)).collect();
+            let value = floats(session, &part, &value);
+            let of = tensor.clone();
+            let op = |out| {
+                let (tensor, ranges) = (of, ranges.to_vec());
+                OperationIr::BaseFloat(Op::SliceAssign(SliceAssignOpIr {
+                    tensor,
+                    ranges,
+                    value,
+                    out,
+                }))
+            };
+            let found = run(session, &[ROWS, COLUMNS], op).await;
+            assert_eq!(found, expected, "{ranges:?}");
+            let of = tensor.clone();
+            let op = |out| {
+                let (tensor, ranges) = (of, ranges.to_vec());
+                OperationIr::BaseFloat(Op::Slice(SliceOpIr {
+                    tensor,
+                    ranges,
+                    out,
+                }))
+            };
+            let found = run(session, &part, op).await;
+            assert_eq!(found, at(places.iter().map(|i| (i / COLUMNS, i % COLUMNS))));
+        }
+        for around in [before, after] {
+            let read = session.fetch(&around).await.unwrap();
+            assert_eq!(raw::floats(&read.unwrap()), [SECRET; PADDING_ELEMENTS]);
+        }
+    });
+}
+
+/// A view whose elements are all the same one: a kernel that takes it for a row of elements reads what comes after it.
+#[test]
+fn expanded_bias_is_the_same_for_all_channels() {
+    const CHANNELS: usize = 512;
+    on_each_kind(async |target| {
+        let session = &mut RawSession::open(target).await.unwrap();
+        let [_before, _tensor, _after] = table(session);
+        for (groups, is_repeated) in [(1, false), (2, false), (2, true)] {
+            let one = floats(session, &[1], &[1.0]);
+            let bias = session.new_id();
+            let out = raw::out(bias, &[CHANNELS]);
+            let expanded = match is_repeated {
+                false => Op::Expand(ShapeOpIr { input: one, out }),
+                true => Op::RepeatDim(RepeatDimOpIr {
+                    tensor: one,
+                    dim: 0,
+                    times: CHANNELS,
+                    out,
+                }),
+            };
+            session.ops(&[OperationIr::BaseFloat(expanded)]);
+            let x = floats(session, &[1, groups, 1, 1], &vec![0.0; groups]);
+            let weight = floats(session, &[CHANNELS, 1, 1, 1], &[1.0; CHANNELS]);
+            let conv = |out| {
+                OperationIr::Module(ModuleOperationIr::Conv2d(Conv2dOpIr {
+                    x,
+                    weight,
+                    bias: Some(raw::tensor(bias, &[CHANNELS])),
+                    options: Conv2dOptionsIr {
+                        stride: [1, 1],
+                        padding: [(0, 0); 2],
+                        dilation: [1, 1],
+                        groups,
+                    },
+                    out,
+                }))
+            };
+            let found = run(session, &[1, CHANNELS, 1, 1], conv).await;
+            assert_eq!(found, [1.0; CHANNELS], "{groups} groups, {is_repeated}");
         }
     });
 }

@@ -5,7 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use burn_ir::{BaseOperationIr, OperationIr, SliceOpIr, TensorIr};
+use burn_ir::{
+    BaseOperationIr, Conv1dOptionsIr, Conv1dWeightBackwardOpIr, ModuleOperationIr, OperationIr,
+    SliceOpIr, TensorIr,
+};
 use burn_std::Slice;
 use tensord_proto::v1::{self, frame::Body};
 use tensord_testkit::{
@@ -184,6 +187,47 @@ fn slice_is_charged_for_the_storage_it_keeps() {
         let bytes = account(&scene.cluster).0;
         (LARGE_BYTES..2 * LARGE_BYTES).contains(&bytes)
     });
+    scene.end_and_check_released();
+}
+
+#[test]
+fn gradient_is_charged_for_the_padding_it_keeps() {
+    /// The kernel reaches each element of the padded input, of which one is no padding.
+    const STRIDE: usize = (1 << 15) + 1;
+    const CHANNELS: usize = 32;
+    let mut scene = AttackFixture::new();
+    let session = &mut scene.session;
+    let [x, weight, output_grad] = [[1, 1, 1], [CHANNELS, 1, 1], [1, CHANNELS, 1]].map(|dims| {
+        let id = session.new_id();
+        session.ops(&[full(raw::out(id, &dims))]);
+        raw::tensor(id, &dims)
+    });
+    let mut gradients = Vec::new();
+    for _ in 0..40 {
+        let id = session.new_id();
+        let gradient = OperationIr::Module(ModuleOperationIr::Conv1dWeightBackward(
+            Conv1dWeightBackwardOpIr {
+                x: x.clone(),
+                weight: weight.clone(),
+                output_grad: output_grad.clone(),
+                options: Conv1dOptionsIr {
+                    stride: [STRIDE],
+                    padding: [(STRIDE / 2, STRIDE / 2)],
+                    dilation: [1],
+                    groups: 1,
+                },
+                out: raw::out(id, &[CHANNELS, 1, 1]),
+            },
+        ));
+        session.ops(&[gradient]);
+        gradients.push(raw::tensor(id, &[CHANNELS, 1, 1]));
+    }
+    scene.flush_and_sync();
+    scene.assert_bounded();
+    let session = &mut scene.session;
+    raw::block(session.fetch(&gradients[0])).unwrap().unwrap();
+    let fault = raw::block(session.fetch(&gradients[39])).unwrap();
+    assert_eq!(fault.unwrap_err().kind(), v1::FaultKind::OutOfMemory);
     scene.end_and_check_released();
 }
 

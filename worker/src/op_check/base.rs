@@ -12,7 +12,7 @@ use super::{
         Kind, axes, axis, broadcast, check_dims_except, check_same_as_input, check_volume, dims,
         format_dims, has_dims, has_dtype, must, product, same_dtype, slice_len, sum, unsupported,
     },
-    scratch::bytes,
+    scratch::{bytes, ordered_bytes},
 };
 
 pub(super) fn check(op: &BaseOperationIr, kind: Kind) -> OpCheckResult {
@@ -79,11 +79,7 @@ fn cast(op: &CastOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
     kind.of(&op.out)?;
     has_dims(&op.out, dims(&op.input).iter().copied())?;
-    Ok(match kind {
-        // Flex puts the elements of a view in order before it casts integers.
-        Kind::Int => bytes(&op.input),
-        _ => 0,
-    })
+    Ok(ordered_bytes(&op.input))
 }
 
 /// Checks the dtype of an output that may be a view: it must be that of the input.

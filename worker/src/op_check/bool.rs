@@ -5,6 +5,7 @@ use burn_ir::BoolOperationIr;
 use super::{
     OpCheckResult,
     rules::{Kind, broadcast, check_same_as_input, dims, has_dims, has_dtype, same_dtype},
+    scratch::ordered_bytes,
 };
 
 pub(super) fn check(op: &BoolOperationIr) -> OpCheckResult {
@@ -14,11 +15,13 @@ pub(super) fn check(op: &BoolOperationIr) -> OpCheckResult {
             Kind::Bool.of(&op.input)?;
             Kind::Float.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
+            return Ok(ordered_bytes(&op.input));
         }
         Op::IntoInt(op) => {
             Kind::Bool.of(&op.input)?;
             Kind::Int.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
+            return Ok(ordered_bytes(&op.input));
         }
         Op::Not(op) => {
             Kind::Bool.of(&op.input)?;

@@ -5,8 +5,8 @@ use burn_ir::{Conv1dOptionsIr, Conv2dOptionsIr, Conv3dOptionsIr, TensorIr};
 use super::{
     OpCheckResult, RuleViolation,
     rules::{
-        Kind, check_dims, check_output, dims, dims_of_rank, format_dims, has_dims, must, product,
-        same_dtype, sum,
+        Kind, check_dims, check_fits_kernels, check_output, dims, dims_of_rank, format_dims,
+        has_dims, has_groups, must, product, same_dtype, sum,
     },
     scratch::{bytes, elements, f32_copy_bytes, saturating_product, saturating_sum, threads},
 };
@@ -108,6 +108,9 @@ impl<const N: usize> ConvGeometry<N> {
             out.push((size - kernel) / stride + 1);
             padded.push(size);
         }
+        check_fits_kernels("stride", &self.stride)?;
+        check_fits_kernels("dilation", &self.dilation)?;
+        check_fits_kernels("padded axis", &padded)?;
         Ok(ConvDims {
             x,
             weight,
@@ -126,12 +129,12 @@ impl<const N: usize> ConvGeometry<N> {
     }
 
     /// Checks the groups, as Flex multiplies the weight's channels with the input's through
-    /// unchecked pointers.
+    /// unchecked pointers. Its backward passes loop over the groups even if there is no channel.
     fn check_groups(&self, x: &[usize], weight: &[usize]) -> Result<(), RuleViolation> {
         let groups = self.groups;
         let channels = product(&[weight[1], groups])?;
         must!(
-            groups >= 1 && channels == x[1] && weight[0].is_multiple_of(groups),
+            has_groups(weight[0], groups) && channels == x[1],
             "a weight {} in {groups} groups does not fit an input {}",
             format_dims(weight),
             format_dims(x)

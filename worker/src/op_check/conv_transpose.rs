@@ -7,7 +7,10 @@ use burn_ir::{
 use super::{
     OpCheckResult, RuleViolation,
     conv::{COLUMN_BYTES, check_bias, check_gradient, column_bytes, extent},
-    rules::{Kind, check_output, dims_of_rank, format_dims, must, product, same_dtype, sum},
+    rules::{
+        Kind, check_fits_kernels, check_output, dims_of_rank, format_dims, has_groups, must,
+        product, same_dtype, sum,
+    },
     scratch::{bytes, elements, f32_copy_bytes, saturating_product, saturating_sum, threads},
 };
 
@@ -50,7 +53,7 @@ impl<const N: usize> TransposedConvGeometry<N> {
         );
         let groups = self.groups;
         must!(
-            groups >= 1 && weight[0] == x[1] && x[1].is_multiple_of(groups),
+            has_groups(x[1], groups) && weight[0] == x[1],
             "a weight {} in {groups} groups does not fit an input {}",
             format_dims(weight),
             format_dims(x)
@@ -71,8 +74,13 @@ impl<const N: usize> TransposedConvGeometry<N> {
                 cut <= whole,
                 "a padding of {padding} is too large for an axis of {whole}"
             );
+            check_fits_kernels("whole axis", &[whole])?;
             out.push(whole - cut);
         }
+        check_fits_kernels("stride", &self.stride)?;
+        check_fits_kernels("dilation", &self.dilation)?;
+        check_fits_kernels("padding", &self.padding)?;
+        check_fits_kernels("padding of the output", &self.padding_out)?;
         Ok(out)
     }
 

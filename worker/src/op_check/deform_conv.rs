@@ -6,10 +6,14 @@ use super::{
     OpCheckResult, RuleViolation,
     conv::{COLUMN_BYTES, ConvGeometry, check_bias, check_gradient},
     rules::{
-        check_dims, check_same_as_input, dims_of_rank, format_dims, must, product, same_dtype,
+        check_dims, check_same_as_input, dims_of_rank, format_dims, has_groups, must, product,
+        same_dtype,
     },
     scratch::{elements, saturating_product, saturating_sum, threads},
 };
+
+/// Most elements of a kernel.
+const MAX_KERNEL: usize = 1024;
 
 pub(super) fn forward(op: &DeformConv2dOpIr) -> OpCheckResult {
     let geometry = geometry(&op.options);
@@ -86,11 +90,19 @@ fn check_offsets(
     );
     let groups = options.offset_groups;
     must!(
-        groups >= 1 && x_dims[1].is_multiple_of(groups),
+        has_groups(x_dims[1], groups),
         "{groups} groups of offsets do not fit an input {}",
         format_dims(x_dims)
     );
-    let positions = product(&[groups, weight[2], weight[3]])?;
+    // CubeCL repeats the body of its kernel for each of these when it compiles it.
+    let kernel = product(&weight[2..])?;
+    must!(
+        kernel <= MAX_KERNEL,
+        "a kernel of {} and {} has more than {MAX_KERNEL} elements",
+        weight[2],
+        weight[3]
+    );
+    let positions = product(&[groups, kernel])?;
     same_dtype(x, offset)?;
     let [batch, height, width] = [out[0], out[2], out[3]];
     check_dims(
@@ -108,7 +120,10 @@ fn check_offsets(
 /// Returns the bytes of the columns of each image, and of wider copies of each tensor.
 fn offset_scratch_bytes(x: &TensorIr, weight: &TensorIr, offset: &TensorIr, out: &[usize]) -> u64 {
     let images = threads().max(out[0] as u64);
-    let column = saturating_product(&weight.shape.as_slice()[1..])
+    // Of all groups at once.
+    let kernel = saturating_product(&weight.shape.as_slice()[2..]);
+    let column = kernel
+        .saturating_mul(x.shape[1] as u64)
         .saturating_mul(saturating_product(&out[2..]));
     let wide = saturating_sum(&[
         column.saturating_mul(images),

@@ -10,7 +10,7 @@ use super::{
         Kind, broadcast, check_output, dims, dims_of_rank, format_dims, has_dims, has_dtype, must,
         same_dtype, unsupported,
     },
-    scratch::{bytes, f32_copy_bytes, saturating_sum},
+    scratch::{bytes, f32_copy_bytes, ordered_bytes, saturating_sum},
 };
 
 pub(super) fn check(op: &FloatOperationIr) -> OpCheckResult {
@@ -44,13 +44,13 @@ pub(super) fn check(op: &FloatOperationIr) -> OpCheckResult {
             Kind::Float.of(&op.input)?;
             Kind::Int.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
-            Ok(0)
+            Ok(ordered_bytes(&op.input))
         }
         Op::IsNan(op) | Op::IsInf(op) => {
             Kind::Float.of(&op.input)?;
             Kind::Bool.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
-            Ok(0)
+            Ok(ordered_bytes(&op.input))
         }
         Op::Matmul(op) => matmul(op, Kind::Float),
         Op::Cross(op) => cross(op),

@@ -7,6 +7,7 @@ use super::{
     float::matmul,
     numeric::{binary, scalar, unary},
     rules::{Kind, dims, has_dims},
+    scratch::ordered_bytes,
 };
 
 pub(super) fn check(op: &IntOperationIr) -> OpCheckResult {
@@ -16,7 +17,7 @@ pub(super) fn check(op: &IntOperationIr) -> OpCheckResult {
             Kind::Int.of(&op.input)?;
             Kind::Float.of(&op.out)?;
             has_dims(&op.out, dims(&op.input).iter().copied())?;
-            Ok(0)
+            Ok(ordered_bytes(&op.input))
         }
         Op::BitwiseAnd(op)
         | Op::BitwiseOr(op)

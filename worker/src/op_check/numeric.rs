@@ -12,7 +12,9 @@ use super::{
         Kind, axes, axis, broadcast, check_dims_except, check_output, check_same_as_input,
         check_volume, dims, format_dims, has_dims, has_dtype, must, same_dtype, sum, unsupported,
     },
-    scratch::{bytes, exact_sum_bytes, f32_copy_bytes, indices, saturating_sum},
+    scratch::{
+        bytes, exact_sum_bytes, f32_copy_bytes, indices, saturating_product, saturating_sum,
+    },
 };
 
 pub(super) fn check(op: &NumericOperationIr, kind: Kind) -> OpCheckResult {
@@ -139,7 +141,11 @@ fn cumulative(op: &DimOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
     axis(&op.input, op.axis)?;
     check_same_as_input(&op.out, &op.input)?;
-    Ok(f32_copy_bytes(&op.input))
+    // Flex copies a view, and keeps a number for each row along the axis, in `f32` for half types: even if the axis
+    // is empty.
+    let rows = saturating_product(&dims(&op.input)[op.axis + 1..]);
+    let rows = rows.saturating_mul(op.input.dtype.size().max(4) as u64);
+    Ok(rows.saturating_add(bytes(&op.input)))
 }
 
 /// Checks an op that makes one output element for each element of the input.
@@ -210,7 +216,9 @@ fn powi(op: &BinaryOpIr, kind: Kind) -> OpCheckResult {
 fn reduce(op: &ReduceOpIr, kind: Kind) -> OpCheckResult {
     kind.of(&op.input)?;
     check_output(&op.out, &[1], op.input.dtype)?;
-    Ok(bytes(&op.input).max(exact_sum_bytes(&op.input)))
+    // A mean of a half type is that of a copy in `f32`, and of a copy in order if it is a view.
+    let copies = saturating_sum(&[bytes(&op.input), f32_copy_bytes(&op.input)]);
+    Ok(copies.max(exact_sum_bytes(&op.input)))
 }
 
 fn reduce_dim(op: &ReduceDimOpIr, kind: Kind, len: usize) -> OpCheckResult {

@@ -6,8 +6,8 @@ use super::{
     OpCheckResult, RuleViolation,
     conv::{check_gradient, extent},
     rules::{
-        Kind, check_dims, check_output, check_same_as_input, dims, dims_of_rank, has_dims, must,
-        product, sum, too_large,
+        Kind, check_dims, check_fits_kernels, check_output, check_same_as_input, dims,
+        dims_of_rank, has_dims, must, product, sum, too_large,
     },
     scratch::{bytes, elements, f32_copy_bytes, indices, saturating_product, saturating_sum},
 };
@@ -48,8 +48,12 @@ impl<const N: usize> Pool<N> {
             let windows = room / stride + 1;
             // A last window that would start beyond the input is left out.
             let beyond = self.ceil_mode && (windows - 1) * stride >= size + padding;
+            check_fits_kernels("padded axis", &[padded])?;
             out.push(windows - usize::from(beyond));
         }
+        check_fits_kernels("stride", &self.stride)?;
+        check_fits_kernels("dilation", &self.dilation)?;
+        check_fits_kernels("window", &self.kernel)?;
         Ok(out)
     }
 }

@@ -329,8 +329,25 @@ pub(super) fn broadcast(out: &TensorIr, inputs: &[&TensorIr]) -> Result<(), Rule
     check_volume(out)
 }
 
+/// Checks numbers that CubeCL's kernels take as 32 bits with a sign. A larger one makes a kernel address other memory; or
+/// CubeCL panics between the arguments of a kernel, and the next kernel gets those that are left.
+pub(super) fn check_fits_kernels(what: &str, numbers: &[usize]) -> Result<(), RuleViolation> {
+    const MAX: usize = i32::MAX as usize;
+    let over = numbers.iter().find(|number| **number > MAX);
+    match over {
+        None => Ok(()),
+        Some(number) => Err(mismatch(format!("a {what} of {number} is more than {MAX}"))),
+    }
+}
+
+/// Returns whether `channels` can be divided into `groups` of equal size. No channels are one empty group.
+pub(super) fn has_groups(channels: usize, groups: usize) -> bool {
+    (1..=channels.max(1)).contains(&groups) && channels.is_multiple_of(groups)
+}
+
 /// Returns the number of elements that a slice takes of a dim of a tensor of `elements`
-/// elements. Refuses a step whose product with a stride would overflow in a kernel.
+/// elements. Refuses a step whose product with a stride would overflow in a kernel, and one that takes several
+/// elements and does not fit the 32 bits that CubeCL's kernels have for a step.
 pub(super) fn slice_len(
     slice: &Slice,
     dim: usize,
@@ -346,6 +363,11 @@ pub(super) fn slice_len(
     );
     let end = slice.end.map_or(dim, |end| bound(end, dim));
     let len = end.saturating_sub(bound(slice.start, dim));
+    must!(
+        step.min(len) <= i32::MAX as usize,
+        "a slice of {len} elements cannot have a step of {}",
+        slice.step
+    );
     Ok(len.div_ceil(step))
 }
 

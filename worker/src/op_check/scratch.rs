@@ -44,6 +44,12 @@ pub(super) fn bytes(tensor: &TensorIr) -> u64 {
     elements(tensor).saturating_mul(tensor.dtype.size() as u64)
 }
 
+/// Returns the bytes of the copy that Flex makes of a view, with its elements in order, before it converts them to
+/// another type. Other ops, too, make such a copy, and turn that into their output.
+pub(super) fn ordered_bytes(tensor: &TensorIr) -> u64 {
+    bytes(tensor)
+}
+
 /// Returns the bytes of the `f32` copy that kernels make of a tensor of a half type; 0 for
 /// other types.
 pub(super) fn f32_copy_bytes(tensor: &TensorIr) -> u64 {

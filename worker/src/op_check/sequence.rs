@@ -5,6 +5,8 @@ use burn_ir::{
     ScalarIr, TensorIr,
 };
 
+use tensord_backend::ARE_GPUS_EXACT;
+
 use super::{
     OpCheckResult, RuleViolation,
     index::check_indexable,
@@ -19,6 +21,11 @@ use super::{
 /// those of [`KEY_TILE`] keys.
 const MAX_SCORES: u64 = 256 << 10;
 const KEY_TILE: u64 = 64;
+
+/// Number of tensors of the size of all scores that CubeCL's backend holds at once, and bytes of each element of a
+/// causal mask.
+const SCORE_COPIES: u64 = 3;
+const CAUSAL_BYTES: u64 = 10;
 
 /// Most steps of a CTC loss. Each step is a dozen ops, however small its tensors.
 const MAX_STEPS: usize = 1 << 20;
@@ -144,6 +151,31 @@ fn attention_bytes(op: &AttentionOpIr, scores: &[usize; 4]) -> u64 {
         f32_copy_bytes(&op.value),
         f32_copy_bytes(&op.out),
     ])
+}
+
+/// Returns the bytes of an attention's scores on a GPU, of which its tiled kernel holds only some at once. It has no scale,
+/// cap or bias: with these, and where GPUs are exact, CubeCL's backend computes all scores, and their exponentials
+/// from copies without the maximum.
+pub(super) fn all_scores_bytes(op: &AttentionOpIr) -> u64 {
+    let options = &op.options;
+    let is_tiled = options.scale.is_none() && options.softcap.is_none() && op.attn_bias.is_none();
+    if is_tiled && !ARE_GPUS_EXACT {
+        return 0;
+    }
+    let dims = |tensor: &TensorIr, axis: usize| tensor.shape.get(axis).copied().unwrap_or(0);
+    let scores = [
+        dims(&op.query, 0),
+        dims(&op.query, 1),
+        dims(&op.query, 2),
+        dims(&op.key, 2),
+    ];
+    let mask = match options.is_causal {
+        true => saturating_product(&scores[2..]).saturating_mul(CAUSAL_BYTES),
+        false => 0,
+    };
+    let each = op.query.dtype.size() as u64;
+    let scores = saturating_product(&scores).saturating_mul(SCORE_COPIES * each);
+    scores.saturating_add(mask)
 }
 
 pub(super) fn ctc_loss(op: &CtcLossOpIr) -> OpCheckResult {

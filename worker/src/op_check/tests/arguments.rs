@@ -161,6 +161,16 @@ fn slices() {
         slice(raw_slice(0, None, isize::MIN), 1),
         "a slice cannot have a step",
     );
+    // A kernel would take this step for a negative one.
+    let long = OperationIr::BaseInt(BaseOperationIr::Slice(SliceOpIr {
+        tensor: typed([3 << 30], DType::U8),
+        ranges: vec![raw_slice(0, None, (1 << 31) + 1)],
+        out: as_output(typed([2], DType::U8)),
+    }));
+    assert_refused_with(
+        long,
+        "a slice of 3221225472 elements cannot have a step of 2147483649",
+    );
     assert_refused_with(slice(raw_slice(0, Some(9), 1), 9), "takes 5");
     assert_refused_with(slice(raw_slice(3, Some(1), 1), 2), "takes 0");
     assert_accepted(&slice(raw_slice(isize::MIN, Some(isize::MAX), -2), 3));
@@ -185,6 +195,49 @@ fn slices() {
     assert_refused_with(unfold(2, 0, float([4, 2])), "a step of 0");
     assert_refused_with(unfold(2, usize::MAX, float([1, 2])), "cannot be addressed");
     assert_refused_with(unfold(9, 1, float([1, 9])), "the op makes [0, 9]");
+}
+
+#[test]
+fn copies_of_views_are_charged() {
+    let bytes = |op: &OperationIr| assert_accepted(op);
+    let wide = || typed([1000], DType::F64);
+    let is_nan = UnaryOpIr {
+        input: wide(),
+        out: as_output(boolean([1000])),
+    };
+    let into_int = CastOpIr {
+        input: wide(),
+        out: as_output(typed([1000], DType::I8)),
+    };
+    let cast = CastOpIr {
+        input: wide(),
+        out: as_output(typed([1000], DType::F16)),
+    };
+    let float = |op| OperationIr::Float(DType::F64, op);
+    let converted = [
+        float(FloatOperationIr::IsNan(is_nan.clone())),
+        float(FloatOperationIr::IsInf(is_nan)),
+        float(FloatOperationIr::IntoInt(into_int)),
+        base(BaseOperationIr::Cast(cast)),
+    ];
+    for op in &converted {
+        assert_eq!(bytes(op), 8000, "{op:?}");
+    }
+    let cumulative = |input: TensorIr| {
+        let out = as_output(input.clone());
+        let axis = 0;
+        let op = NumericOperationIr::CumProd(DimOpIr { input, out, axis });
+        bytes(&OperationIr::NumericFloat(DType::F64, op))
+    };
+    // A row of numbers is kept even if there is none to add.
+    assert_eq!(cumulative(typed([0, 1 << 30], DType::F64)), 8 << 30);
+    assert_eq!(cumulative(typed([3, 10], DType::F16)), 40 + 60);
+    let mean = ReduceOpIr {
+        input: typed([1000], DType::F16),
+        out: as_output(typed([1], DType::F16)),
+    };
+    let mean = OperationIr::NumericFloat(DType::F16, NumericOperationIr::Mean(mean));
+    assert!(bytes(&mean) >= 6000, "a view is copied in order and as f32");
 }
 
 /// A slice with any fields, as a frame may have.

@@ -55,14 +55,51 @@ fn convolutions() {
         "cannot be addressed",
     );
     assert_refused_with(bad(|o| o.padding[0].1 = 1), "the op makes [1, 3, 4, 3]");
+    // CubeCL takes these as 32 bits, also where they make no difference.
+    let one = || float([1, 1, 1, 1]);
+    let bad = |change: fn(&mut Conv2dOptionsIr)| {
+        let mut options = options();
+        change(&mut options);
+        conv(one(), one(), options, one())
+    };
+    assert_accepted(&bad(|o| o.stride[0] = i32::MAX as usize));
+    assert_refused_with(bad(|o| o.stride[0] = 1 << 31), "a stride of 2147483648");
+    assert_refused_with(bad(|o| o.dilation[1] = 1 << 32), "a dilation of 4294967296");
+    let long = conv(
+        float([1, 1, 1, 1 << 31]),
+        one(),
+        Conv2dOptionsIr {
+            stride: [1, 1 << 30],
+            ..options()
+        },
+        float([1, 1, 1, 2]),
+    );
+    assert_refused_with(long, "a padded axis of 2147483648");
+    // A kernel would loop over the groups for hours, although there is nothing to compute.
+    let grad = Conv1dWeightBackwardOpIr {
+        x: float([0, 1 << 30, 1]),
+        weight: float([0, 1, 1]),
+        output_grad: float([0, 0, 1]),
+        options: Conv1dOptionsIr {
+            stride: [1],
+            padding: [(0, 0)],
+            dilation: [1],
+            groups: 1 << 30,
+        },
+        out: as_output(float([0, 1, 1])),
+    };
+    assert_refused_with(
+        OperationIr::Module(ModuleOperationIr::Conv1dWeightBackward(grad)),
+        "in 1073741824 groups",
+    );
     // Computing the gradient of a kernel that slides far over padding takes much memory.
     let grad = Conv2dWeightBackwardOpIr {
         x: x(),
         weight: w(),
         output_grad: float([1, 3, 1, 1]),
         options: Conv2dOptionsIr {
-            stride: [1 << 40; 2],
-            padding: [(1 << 30, 1 << 30); 2],
+            stride: [i32::MAX as usize; 2],
+            padding: [(1 << 29, 1 << 29); 2],
             ..options()
         },
         out: as_output(w()),
@@ -106,6 +143,43 @@ fn transposed_convolutions() {
         "cannot be addressed",
     );
     assert_refused_with(op(0, 0, 3, float([1, 9, 11])), "in 3 groups");
+    let one = |stride, padding_out| ConvTranspose1dOpIr {
+        x: float([1, 1, 1]),
+        weight: float([1, 1, 1]),
+        bias: None,
+        options: ConvTranspose1dOptionsIr {
+            stride: [stride],
+            padding: [0],
+            padding_out: [padding_out],
+            dilation: [1],
+            groups: 1,
+        },
+        out: as_output(float([1, 1, 1 + padding_out])),
+    };
+    let transposed = |op| OperationIr::Module(ModuleOperationIr::ConvTranspose1d(op));
+    assert_accepted(&transposed(one(i32::MAX as usize, 0)));
+    assert_refused_with(transposed(one(1 << 32, 0)), "a stride of 4294967296");
+    assert_refused_with(
+        transposed(one(1, i32::MAX as usize)),
+        "a whole axis of 2147483648",
+    );
+    let empty = ConvTranspose1dOpIr {
+        x: float([0, 0, 5]),
+        weight: float([0, 0, 3]),
+        bias: None,
+        options: ConvTranspose1dOptionsIr {
+            stride: [1],
+            padding: [0],
+            padding_out: [0],
+            dilation: [1],
+            groups: 2,
+        },
+        out: as_output(float([0, 0, 7])),
+    };
+    assert_refused_with(
+        OperationIr::Module(ModuleOperationIr::ConvTranspose1d(empty)),
+        "in 2 groups",
+    );
 }
 
 #[test]
@@ -131,16 +205,20 @@ fn pools() {
         pool(2, 1, usize::MAX / 2, float([1, 2, 5])),
         "cannot be addressed",
     );
+    assert_refused_with(
+        pool(5, 1 << 31, 0, float([1, 2, 1])),
+        "a stride of 2147483648",
+    );
     // Small tensors, but a loop that takes practically forever.
     let backward = AvgPool1dBackwardOpIr {
-        x: float([1, 2, 5]),
-        grad: float([1, 2, 6]),
-        kernel_size: 1 << 50,
+        x: float([1, 200, 5]),
+        grad: float([1, 200, 6]),
+        kernel_size: 1 << 30,
         stride: 1,
-        padding: 1 << 49,
+        padding: 1 << 29,
         count_include_pad: true,
         ceil_mode: false,
-        out: as_output(float([1, 2, 5])),
+        out: as_output(float([1, 200, 5])),
     };
     let backward = ModuleOperationIr::AvgPool1dBackward(backward);
     assert_refused_with(OperationIr::Module(backward), "windows of");
@@ -203,4 +281,59 @@ fn sequences() {
         OperationIr::Module(ModuleOperationIr::Unfold4d(unfold)),
         "addressed",
     );
+}
+
+#[test]
+fn kernels_of_deformable_convolutions_have_a_limit() {
+    let op = |height| {
+        let (rows, columns) = (64 - height + 1, 33);
+        let op = DeformConv2dOpIr {
+            x: float([1, 1, 64, 64]),
+            offset: float([1, 2 * 32 * height, rows, columns]),
+            weight: float([1, 1, height, 32]),
+            mask: None,
+            bias: None,
+            options: DeformableConv2dOptionsIr {
+                stride: [1, 1],
+                padding: [0, 0],
+                dilation: [1, 1],
+                weight_groups: 1,
+                offset_groups: 1,
+            },
+            out: as_output(float([1, 1, rows, columns])),
+        };
+        OperationIr::Module(ModuleOperationIr::DeformableConv2d(Box::new(op)))
+    };
+    assert_accepted(&op(32));
+    assert_refused_with(op(33), "a kernel of 33 and 32 has more than 1024 elements");
+}
+
+#[test]
+fn all_scores_of_an_attention_are_charged_on_a_gpu() {
+    let attention = |scale| {
+        let sequence = || float([2, 3, 1000, 8]);
+        let op = AttentionOpIr {
+            query: sequence(),
+            key: sequence(),
+            value: sequence(),
+            mask: None,
+            attn_bias: None,
+            options: AttentionOptionsIr {
+                scale,
+                softcap: None,
+                is_causal: false,
+            },
+            out: as_output(sequence()),
+        };
+        OperationIr::Module(ModuleOperationIr::Attention(op))
+    };
+    let scaled = attention(Some(ScalarIr::Float(1.0)));
+    assert_accepted(&scaled);
+    assert_eq!(
+        super::super::additional_gpu_bytes(&scaled),
+        3 * 4 * 6 * 1000 * 1000
+    );
+    if !tensord_backend::ARE_GPUS_EXACT {
+        assert_eq!(super::super::additional_gpu_bytes(&attention(None)), 0);
+    }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use burn_backend::{DType, Shape};
 use burn_ir::{
-    BaseOperationIr, BoolOperationIr, FloatOperationIr, IntOperationIr, OperationIr, TensorId,
-    TensorIr, TensorStatus,
+    BaseOperationIr, BoolOperationIr, FloatOperationIr, IntOperationIr, ModuleOperationIr,
+    OperationIr, TensorId, TensorIr, TensorStatus,
 };
 use tensord_backend::StorageInfo;
 use tensord_proto::{codec::tensor_bytes, v1::FaultKind};
@@ -45,6 +45,8 @@ pub(super) enum Aliasing {
     InPlace,
     /// An output may be a view of the first input.
     View,
+    /// An output may be a view of a larger tensor, which is no input.
+    Part,
 }
 
 /// What an op's inputs imply for the storages of its outputs.
@@ -85,6 +87,7 @@ impl Dataflow {
         self.aliasing = match may_view(op) {
             true => Aliasing::View,
             false if inputs.irregular || is_much_smaller => Aliasing::InPlace,
+            false if may_be_part(op) => Aliasing::Part,
             false => return,
         };
         self.sources.clear();
@@ -149,6 +152,9 @@ impl Dataflow {
     /// not report storages. For a view, that is the storage of the first input.
     /// Otherwise, it is the shared storage of a consumed input that is at least as large.
     fn charge_possible_alias(&mut self, at: usize) {
+        if self.aliasing == Aliasing::Part {
+            return;
+        }
         let (out, holding) = &mut self.outputs[at];
         let out_bytes = tensor_bytes(&out.shape, out.dtype);
         for source in &self.sources {
@@ -251,6 +257,26 @@ fn storage_id(
         dtype,
     };
     lookup(&tensor).map_or(0, |info| info.id)
+}
+
+/// Returns whether an output of `op` may be a view of a larger tensor that the backend has made for it: Flex pads the
+/// input of a convolution, and takes the gradients of input and weight as parts of those with the padding.
+fn may_be_part(op: &OperationIr) -> bool {
+    use ModuleOperationIr as Op;
+    matches!(
+        op,
+        OperationIr::Module(
+            Op::Conv1dXBackward(_)
+                | Op::Conv2dXBackward(_)
+                | Op::Conv3dXBackward(_)
+                | Op::Conv1dWeightBackward(_)
+                | Op::Conv2dWeightBackward(_)
+                | Op::Conv3dWeightBackward(_)
+                | Op::ConvTranspose1dWeightBackward(_)
+                | Op::ConvTranspose2dWeightBackward(_)
+                | Op::ConvTranspose3dWeightBackward(_)
+        )
+    )
 }
 
 /// Returns whether an output of `op` may be a view of its first input, or that input

@@ -173,7 +173,11 @@ impl Tensors {
         if let Some(reason) = self.store.unsupported(op) {
             return Err(Refusal::New(FaultKind::Unsupported, reason));
         }
-        match op_check::check(op)? {
+        let mut bytes = op_check::check(op)?;
+        if !self.store.is_in_host_memory() {
+            bytes = bytes.saturating_add(op_check::additional_gpu_bytes(op));
+        }
+        match bytes {
             0 => Ok(None),
             bytes => self.flow.reserve(bytes).map(Some),
         }
