@@ -83,7 +83,8 @@ impl<B: SessionBackend> BurnDevice<B> {
             // A type that can be stored but not computed with may be one for matrix products only.
             let is_there =
                 |dtype| B::dtype_usage(&self.device, dtype).contains(DTypeUsage::Storage);
-            Arc::new(LackingDtypes::new(name, &DTYPES, is_there))
+            let chooses_bools = B::IS_HOST_READABLE.is_none();
+            Arc::new(LackingDtypes::new(name, &DTYPES, chooses_bools, is_there))
         });
         lacking.clone()
     }

@@ -16,10 +16,18 @@ pub(super) struct LackingDtypes {
 }
 
 impl LackingDtypes {
-    /// Collects the dtypes among `all` that the device lacks, as `is_there` returns.
-    pub(super) fn new(device: String, all: &[DType], is_there: impl Fn(DType) -> bool) -> Self {
-        // Devices have bools and `flex32` in types of their own choice.
-        let is_own_choice = |dtype: &DType| dtype.is_bool() || *dtype == DType::Flex32;
+    /// Collects the dtypes among `all` that the device lacks, as `is_there` returns. `chooses_bools` is whether the
+    /// device has bools in a type of its own choice, so that it lacks none. Flex takes a bool of 4 bytes for
+    /// one of 1.
+    pub(super) fn new(
+        device: String,
+        all: &[DType],
+        chooses_bools: bool,
+        is_there: impl Fn(DType) -> bool,
+    ) -> Self {
+        // Devices have `flex32` in a type of their own choice.
+        let is_own_choice =
+            |dtype: &DType| chooses_bools && dtype.is_bool() || *dtype == DType::Flex32;
         let dtypes = all.iter().copied();
         let dtypes = dtypes.filter(|dtype| !is_own_choice(dtype) && !is_there(*dtype));
         Self {
@@ -48,8 +56,8 @@ impl LackingDtypes {
 #[cfg(test)]
 mod tests {
     use burn_ir::{
-        BaseOperationIr, CastOpIr, CustomOpIr, NumericOperationIr, ScalarIr, ScalarOpIr, TensorId,
-        TensorIr, TensorStatus,
+        BaseOperationIr, CastOpIr, CreationOpIr, CustomOpIr, NumericOperationIr, ScalarIr,
+        ScalarOpIr, TensorId, TensorIr, TensorStatus,
     };
 
     use super::*;
@@ -77,7 +85,7 @@ mod tests {
         let all = [F32, F16, BF16, Flex32, native];
         let lacking = |lacks: &[DType]| {
             let is_there = |dtype| !lacks.contains(&dtype);
-            LackingDtypes::new("a GPU".into(), &all, is_there)
+            LackingDtypes::new("a GPU".into(), &all, true, is_there)
         };
         let without_bf16 = lacking(&[BF16, Flex32, native]);
         let dropped = OperationIr::Drop(TensorIr {
@@ -107,6 +115,22 @@ mod tests {
                 assert!(error.contains("the device a GPU has no bf16"), "{error}");
             }
             assert_eq!(lacking(&[]).error(&op), None, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn bools_are_refused_where_the_device_does_not_choose_their_type() {
+        let wide = DType::Bool(burn_backend::BoolStore::U32);
+        let create = |dtype| {
+            let out = tensor(1, dtype);
+            OperationIr::BaseBool(BaseOperationIr::Zeros(CreationOpIr { out }))
+        };
+        for (chooses_bools, is_refused) in [(true, false), (false, true)] {
+            let is_there = |dtype| dtype != wide;
+            let lacking = LackingDtypes::new("CPU".into(), &[wide], chooses_bools, is_there);
+            assert_eq!(lacking.error(&create(wide)).is_some(), is_refused);
+            let native = DType::Bool(burn_backend::BoolStore::Native);
+            assert_eq!(lacking.error(&create(native)), None);
         }
     }
 }
