@@ -9,9 +9,12 @@ pub(super) struct Ahead(HashMap<Vec<u32>, Vec<u64>>);
 
 impl Ahead {
     /// Records that the session with `lease_rank` has reached an all-reduce of `group`, which has
-    /// lease ranks in ascending order. Does nothing if `lease_rank` is not among them. Returns whether
-    /// a rank of the group lags behind another one.
+    /// lease ranks in ascending order. Does nothing if `lease_rank` is not among them, or one is there twice: the
+    /// worker refuses such an all-reduce, on any rank. Returns whether a rank of the group lags behind another one.
     pub(super) fn record(&mut self, group: &[u32], lease_rank: u32) -> bool {
+        if !group.is_sorted_by(|a, b| a < b) {
+            return false;
+        }
         let Ok(rank) = group.binary_search(&lease_rank) else {
             return false;
         };
@@ -68,5 +71,10 @@ mod tests {
         ahead.record(&both, 1);
         assert!(ahead.lagging_ranks().is_empty());
         assert!(ahead.0.is_empty());
+        // A program names a rank twice.
+        for rank in [0, 1, 1] {
+            assert!(!ahead.record(&[0, 1, 1], rank));
+        }
+        assert!(ahead.are_level());
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Cuts {
     reported_at: Option<Instant>,
     /// What the marks of the last committed cut, or of a later one, have cost at most.
     cost: MarkCost,
+    /// The highest epoch of a process that has restored a session. What marks have cost in earlier ones does not count.
+    cost_epoch: u64,
     /// A cut that was requested before it is due by itself.
     requested: Option<RequestedMark>,
 }
@@ -132,6 +134,14 @@ impl Cuts {
         if before.is_some_and(|before| before != epoch) {
             // The lease may have waited for devices for long.
             self.uncommitted_since = None;
+            if epoch > self.cost_epoch {
+                // It may be another worker's process, to which a snapshot costs less.
+                self.cost = MarkCost::default();
+                if let Some(cut) = &mut self.cut {
+                    cut.cost = MarkCost::default();
+                }
+                self.cost_epoch = epoch;
+            }
             // The mark is in the session's journal if it is later than the restored one, so the new
             // process replies to it, again or for the first time.
             known.is_unanswered = known.last_mark > self.committed;
@@ -343,6 +353,12 @@ impl Cuts {
         let is_due = self.reported_at.is_none_or(|at| age(at) >= REPORT_INTERVAL);
         self.reported_at = is_due.then_some(now).or(self.reported_at);
         is_due.then_some(since)
+    }
+
+    /// Returns whether some sessions may yet have to go on from the committed cut, from which others do: what these
+    /// have sent since must be kept.
+    pub(crate) fn is_restoring(&self) -> bool {
+        self.committed.is_some() && !self.are_together()
     }
 
     /// Returns the number of the committed cut, if the sessions can go on from one.

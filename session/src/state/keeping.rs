@@ -16,8 +16,13 @@ use crate::{
     Capability,
     cohort::{CohortMember, Cuts},
     journal::{Commit, MarkCost, interval},
+    journal_budget::MAX_JOURNAL_BYTES,
     op_buffer::Item,
 };
+
+/// Bytes that a journal may have while other sessions of the lease have yet to be restored: without it, the lease would
+/// end.
+const MAX_RESTORING_BYTES: usize = 4 * MAX_JOURNAL_BYTES;
 
 impl State {
     /// Returns the bytes that both tracks keep.
@@ -153,7 +158,12 @@ impl State {
         }
         // The bytes before a cut that another session has committed need not be kept.
         self.commit_cut();
-        if self.journal.lapses(self.journal_bytes()) {
+        let bytes = self.journal_bytes();
+        let is_restoring = |member: &CohortMember| member.cuts().is_restoring();
+        if self.cohort_member.as_ref().is_some_and(is_restoring) && bytes <= MAX_RESTORING_BYTES {
+            // What is beyond the limit is there for a moment only, and takes no room from other sessions.
+            self.journal.set_bytes(bytes.min(MAX_JOURNAL_BYTES));
+        } else if self.journal.lapses(bytes) {
             self.report.lapsed();
             self.keep_nothing();
             if let Some(member) = &self.cohort_member {
@@ -307,3 +317,6 @@ impl State {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

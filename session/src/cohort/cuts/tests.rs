@@ -160,6 +160,27 @@ fn cut_to_which_a_session_does_not_come_is_dropped() {
 }
 
 #[test]
+fn cost_of_a_mark_is_that_of_the_process() {
+    let now = Instant::now();
+    let mut cuts = two(now);
+    let by_cost = |cost: MarkCost| cost.copying.max(Duration::from_secs(2));
+    let number = place_both(&mut cuts, now);
+    let slow = MarkCost {
+        copying: Duration::from_secs(100),
+        ..MarkCost::default()
+    };
+    for rank in BOTH {
+        cuts.answered(rank, number, slow, true);
+        cuts.ready(rank, number);
+    }
+    let soon = now + Duration::from_secs(2);
+    assert!(!cuts.begin_if_due(soon, by_cost));
+    cuts.opened(0, 1);
+    cuts.opened(1, 1);
+    assert!(cuts.begin_if_due(soon, by_cost));
+}
+
+#[test]
 fn interval_follows_the_slowest_mark() {
     let now = Instant::now();
     let mut cuts = two(now);
