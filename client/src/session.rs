@@ -42,7 +42,7 @@ use tensord_proto::{
 };
 use tensord_session::{
     Answer, Capability, CohortMember, FrameEncoder, Item, JournalBudget, NextStep, SessionEnd,
-    State, Track, frames, send_policy::Event,
+    State, Track, check_size, frames, send_policy::Event,
 };
 use tensord_transport::channel::{FrameParts, Look, Next};
 use tokio::sync::{Notify, oneshot};
@@ -384,6 +384,10 @@ impl Session {
         let bodies = op_encoder.encode();
         let mut state = self.lock();
         for body in bodies {
+            if let Err(reason) = check_size(&body) {
+                drop((state, op_encoder));
+                return self.fail(reason);
+            }
             state.push(body);
         }
     }

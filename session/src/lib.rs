@@ -33,7 +33,7 @@ pub use self::{
     cohort::{Cohort, CohortMember, LEASE_DROPPED},
     connection_end::{ConnectionEnd, accepted_profile, after_pump, broken, rejected_by},
     journal_budget::JournalBudget,
-    op_buffer::{FrameEncoder, Item, OpBuffer},
+    op_buffer::{FrameEncoder, Item, OpBuffer, check_size},
     pending_reads::Delivery,
     requests::{Answer, Requests},
     state::{GoesOn, MAX_RECORDED_ITEMS, NextStep, Receipt, SessionEnd, State, Track},

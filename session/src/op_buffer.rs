@@ -5,6 +5,7 @@
 
 use burn_ir::{InitOperationIr, OperationIr, TensorId, TensorIr};
 use tensord_proto::{
+    MAX_FRAME_BYTES,
     codec::OpEncoder,
     content::{self, Entry},
     v1::{Mark, Ops, frame::Body},
@@ -73,6 +74,29 @@ pub struct FrameEncoder {
     ops: Vec<u8>,
     contents: Vec<u8>,
     count: u32,
+}
+
+/// Most bytes that a frame has beside its ops: its numbers, and the lengths of its parts.
+const FRAME_OVERHEAD_BYTES: usize = 128;
+
+/// Checks that a frame is not too large for a link. Several ops share a frame only while that is short, so nearly all of
+/// a frame that is too large is its last op.
+///
+/// # Errors
+///
+/// The reason, for the program.
+pub fn check_size(body: &Body) -> Result<(), String> {
+    const MAX_BYTES: usize = MAX_FRAME_BYTES - FRAME_OVERHEAD_BYTES;
+    let bytes = match body {
+        Body::Ops(ops) => ops.encoded.len() + ops.contents.len(),
+        _ => 0,
+    };
+    match bytes <= MAX_BYTES {
+        true => Ok(()),
+        false => Err(format!(
+            "the program has an op that takes about {bytes} bytes when it is sent, and at most {MAX_BYTES} are possible: it has too many inputs or outputs; make several ops of it"
+        )),
+    }
 }
 
 impl FrameEncoder {

@@ -4,7 +4,10 @@
 use std::{future::Future, pin::pin, task, time::Duration};
 
 use burn_backend::{DType, TensorData};
-use burn_ir::{NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
+use burn_ir::{
+    BaseOperationIr, CatOpIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr,
+    TensorStatus,
+};
 use bytes::Bytes;
 use tensord_proto::{
     codec::encode_type,
@@ -126,6 +129,29 @@ fn small_batches_back_off_until_an_urgent_item() {
     assert_eq!(next(true), "2 frames");
     record(&session, 1);
     assert_eq!(next(true), "later, in 1ms");
+}
+
+#[test]
+fn op_that_fits_no_frame_ends_the_session_with_the_reason() {
+    let (session, _worker) = pair();
+    // The ids do not follow each other, so that each takes some bytes.
+    let id = |at: u64| TensorId::new(at.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let tensors = (1..=500_000).map(|at| tensor(id(at), TensorStatus::ReadOnly));
+    let cat = CatOpIr {
+        tensors: tensors.collect(),
+        dim: 0,
+        out: tensor(session.new_tensor(), TensorStatus::NotInit),
+    };
+    session.record(OperationIr::BaseFloat(BaseOperationIr::Cat(cat)));
+    let answer = session.read(&any_tensor());
+    let look = Look {
+        patient: false,
+        rested: false,
+    };
+    let next = session.next_to_send(Track::Ops, look, Instant::now());
+    assert!(!matches!(next, Next::Frames(_)));
+    let error = answer.blocking_recv().unwrap().unwrap_err().to_string();
+    assert!(error.contains("make several ops of it"), "{error}");
 }
 
 #[test]
