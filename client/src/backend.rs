@@ -11,7 +11,7 @@ use std::{
 
 use burn_backend::{
     BoolStore, DType, DTypeUsageSet, DeviceId, DeviceOps, DeviceSettings, ExecutionError, Shape,
-    TensorData, distributed::ReduceOperation,
+    StreamId, TensorData, distributed::ReduceOperation,
 };
 use burn_ir::{
     AllReduceOpIr, DeviceIdIr, DistributedOperationIr, GraphBindings, GraphId, OperationIr,
@@ -37,6 +37,10 @@ pub type Tensord = BackendRouter<TensordChannel>;
 
 /// The number by which Burn knows tensord's device type.
 const DEVICE_TYPE: u16 = 0x7e50;
+
+/// A sync on this stream only waits until the bridge has recorded all ops from before it. Any other sync goes to the
+/// worker, which reports each fault to one sync only.
+pub(crate) const BRIDGE_ORDER: StreamId = StreamId { value: u64::MAX };
 
 /// Sessions by device number. A number is never reused.
 static SESSIONS: LazyLock<DashMap<u16, Arc<Session>>> = LazyLock::new(DashMap::new);
@@ -148,6 +152,9 @@ impl RouterClient for TensordClient {
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
+        if StreamId::current() == BRIDGE_ORDER {
+            return Ok(());
+        }
         block_on(self.0.session.sync()).unwrap_or_else(|_| Err(no_reply_error()))
     }
 

@@ -32,7 +32,7 @@ use super::{
     cast::{CAST_INT, cast_int},
     forward::{FORWARD, Handles, forward},
 };
-use crate::backend::{Tensord, TensordChannel, TensordDevice};
+use crate::backend::{BRIDGE_ORDER, Tensord, TensordChannel, TensordDevice};
 
 /// The custom op that makes a tensor of the bytes under a ticket.
 pub(crate) const UPLOAD: &str = "tensord.upload";
@@ -300,11 +300,12 @@ pub(crate) async fn drop_expired_tickets(
         if registered.is_empty() {
             continue;
         }
-        // After this sync, every op registered before it has been processed. The
-        // sync may take long, as it waits for tensors that are being computed.
+        // After this sync, the bridge has processed every op that was registered before. The sync may take long, as
+        // the bridge waits while too much is recorded.
         let device = device.clone();
+        let sync = move || BRIDGE_ORDER.executes(|| device.sync());
         // An error means that the session is dead, and the tickets with it.
-        let _ = runtime.spawn_blocking(move || device.sync()).await;
+        let _ = runtime.spawn_blocking(sync).await;
         exchange.drop_tickets(&registered, session_ended_error);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use tensord_client::{Durability, Lease, LeaseRequest, testing::Options};
 use tensord_testkit::cluster::Cluster;
 use tensord_transport::faults::FaultSwitch;
@@ -53,6 +53,36 @@ fn backend_panic_poisons_only_dependents() {
 }
 
 #[test]
+fn fault_is_reported_to_the_program_although_an_upload_has_waited_for_long() {
+    /// With the uploads that go before it, the last one is more than a session records ahead.
+    const BYTES: usize = 12 << 20;
+    let cluster = Cluster::start(&["flex"]);
+    let lease = cluster.pool().lease(LeaseRequest::devices(1)).unwrap();
+    let device = &lease.devices()[0];
+    drop(panicking(device));
+    // Only what was sent has a snapshot. The value of another tensor reports no fault.
+    assert_eq!(values(ones(device)).unwrap(), [1.0; 4]);
+    let until = Instant::now() + Duration::from_secs(20);
+    while let Err(e) = lease.suspend() {
+        assert!(Instant::now() < until, "{e}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let upload = |value: u8| {
+        let data = TensorData::new(vec![f32::from(value); BYTES / 4], [BYTES / 4]);
+        tensord_client::data::from_data::<1, _>(data, device)
+    };
+    let uploads: Vec<Tensor<1>> = (0..5).map(upload).collect();
+    // An upload that the bridge has not taken after 5 s is looked for, which may take as long again.
+    std::thread::sleep(Duration::from_secs(11));
+    lease.resume().unwrap();
+    let error = device.sync().unwrap_err().to_string();
+    assert!(error.contains("Select"), "{error}");
+    for (value, upload) in (0..).zip(uploads) {
+        assert_eq!(upload.max().into_scalar::<f32>(), value as f32);
+    }
+}
+
+#[test]
 fn out_of_memory_fault_names_the_requested_bytes() {
     let mut cluster = Cluster::start(&[]);
     cluster.add_worker_with("flex", &["--memory", "1MiB"]);
@@ -62,7 +92,7 @@ fn out_of_memory_fault_names_the_requested_bytes() {
     let kept = ones(device);
     let error = values(Tensor::<1>::ones([1 << 20], device)).unwrap_err();
     assert!(error.contains("4.0 MiB requested"), "{error}");
-    let data = burn::tensor::TensorData::new(vec![0f32; 1 << 20], [1 << 20]);
+    let data = TensorData::new(vec![0f32; 1 << 20], [1 << 20]);
     let error = values(Tensor::<1>::from_data(data, device)).unwrap_err();
     assert!(
         error.contains("Upload") && error.contains("4.0 MiB requested"),
