@@ -119,6 +119,8 @@ pub struct Engine {
     guaranteed_basis: Option<GuaranteedBasis>,
     /// The requests within the guarantee of each tenant, as they were found last.
     known_guaranteed: KnownGuaranteed,
+    /// The requests within guarantees for which devices are held back or leases are suspended, in order.
+    first_guaranteed: Vec<LeaseId>,
     /// Rises whenever the policy changes.
     policy_version: u64,
     /// Rises whenever the past of a tenant changes.
@@ -184,6 +186,7 @@ impl Engine {
             before_spot: None,
             guaranteed_basis: None,
             known_guaranteed: KnownGuaranteed::default(),
+            first_guaranteed: Vec::new(),
             policy_version: 0,
             past_version: 0,
             counting: CountingRequests::default(),
@@ -258,11 +261,12 @@ impl Engine {
         // as a lease that was suspended for them now would go on later only to end.
         self.end_leases_whose_time_is_over();
         // Workers report often, and mostly nothing new.
-        if !(is_report && self.is_settled()) {
+        let is_settled = is_report && self.is_settled();
+        if !is_settled {
             self.place();
         }
         self.report_positions();
-        self.settle();
+        self.settle(is_settled);
         self.sent_ends.clear();
         mem::take(&mut self.commands)
     }

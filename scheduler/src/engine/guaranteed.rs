@@ -3,10 +3,17 @@
 use std::collections::BTreeMap;
 use std::mem;
 
+use tensord_proto::ids::LeaseId;
+
 use super::Engine;
 use crate::device::Shape;
 use crate::options::RequestOrder;
 use crate::tenants::{Guaranteed, KnownGuaranteed, guaranteed};
+
+/// Largest number of requests within guarantees for which devices are held back or leases are suspended at once; others
+/// follow when these have got theirs. Each costs a walk over the devices that are coming, and the search for the first
+/// leases that could make room, with each event.
+const MAX_FIRST: usize = 64;
 
 /// What it depends on which requests are within guarantees, as versions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +65,42 @@ impl Engine {
             false => Guaranteed::default(),
         };
         self.known_guaranteed = known;
-        self.queue.set_guaranteed(guaranteed)
+        let has_new = self.queue.set_guaranteed(guaranteed);
+        self.first_guaranteed = self.first_within_guarantees();
+        has_new
+    }
+
+    /// Returns [`MAX_FIRST`] of the requests within guarantees, in order: of each tenant as equally many as possible, and
+    /// of these, of each shape. Those of one tenant or shape may wait for devices that nobody can give them.
+    fn first_within_guarantees(&self) -> Vec<LeaseId> {
+        let order = &self.queue.guaranteed().order;
+        if order.len() <= MAX_FIRST {
+            return order.clone();
+        }
+        let requests = order.iter().filter_map(|lease| self.queue.get(*lease));
+        let requests: Vec<_> = requests.map(|it| (it, Shape::of(&it.demand))).collect();
+        // The number of a request among those of its shape, and its place in the order.
+        let mut of_shape = BTreeMap::<_, usize>::new();
+        let numbered = requests.iter().zip(0..).map(|((request, shape), place)| {
+            let number = of_shape.entry((&request.tenant, shape)).or_default();
+            *number += 1;
+            (*number, place)
+        });
+        let mut places: Vec<(usize, usize)> = numbered.collect();
+        places.sort_unstable();
+        // The same among those of its tenant, of which the first of each shape come first.
+        let mut of_tenant = BTreeMap::<_, usize>::new();
+        for (number, place) in &mut places {
+            let (request, _) = &requests[*place];
+            let of_tenant = of_tenant.entry(&request.tenant).or_default();
+            *of_tenant += 1;
+            *number = *of_tenant;
+        }
+        places.sort_unstable();
+        let mut places: Vec<_> = places.into_iter().take(MAX_FIRST).collect();
+        places.sort_unstable_by_key(|(_, place)| *place);
+        let first = places.into_iter().map(|(_, place)| requests[place].0.lease);
+        first.collect()
     }
 
     /// Grants requests within guarantees, as far as there are devices.

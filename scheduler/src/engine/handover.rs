@@ -35,18 +35,18 @@ impl Engine {
     /// Gives every worker that must hand snapshots of a suspended lease over a keeper for them, if there
     /// is one, and takes keepers back that are not needed any more. A worker hands over one part of a
     /// lease after the other. `changed` has the leases that have changed, and those for which a worker that
-    /// has changed matters.
-    pub(super) fn assign_handovers(&mut self, changed: &BTreeSet<LeaseId>) {
+    /// has changed matters. If the pool [is settled](Self::is_settled), no other worker is there for the others.
+    pub(super) fn assign_handovers(&mut self, changed: &BTreeSet<LeaseId>, is_settled: bool) {
         let index = self.leases.index();
-        // These need another worker, whichever that is.
-        let draining = self.pool.index().draining().iter();
-        let at_draining = draining.flat_map(|worker| index.of_worker(*worker));
-        let has_free = |it: &Requirement, count| self.has_free_in_pool(it, count);
-        let patient = index.patient().with(has_free);
-        let waiting = index.restless().chain(patient);
-        let due = waiting.chain(index.handing_over());
-        let due = due.chain(at_draining);
-        let due: BTreeSet<_> = due.chain(changed.iter().copied()).collect();
+        let mut due: BTreeSet<_> = index.handing_over().collect();
+        due.extend(changed);
+        if !is_settled {
+            let has_free = |it: &Requirement, count| self.has_free_in_pool(it, count);
+            due.extend(index.restless().chain(index.patient().with(has_free)));
+            // These need another worker, whichever that is.
+            let draining = self.pool.index().draining().iter();
+            due.extend(draining.flat_map(|worker| index.of_worker(*worker)));
+        }
         for id in due {
             let Some(lease) = self.leases.get(id).filter(|lease| lease.is_suspended()) else {
                 continue;
@@ -246,6 +246,11 @@ impl Engine {
 
     /// Takes the keeper back to which `source` was to hand the snapshots of a suspended lease over.
     fn withdraw_handover(&mut self, id: LeaseId, source: WorkerId) {
+        let has_keeper = |lease: &Lease| lease.keepers.contains_key(&source);
+        // A lease that is not changed must not count as such, or the next report of a worker costs a decision.
+        if !self.leases.get(id).is_some_and(has_keeper) {
+            return;
+        }
         let Some(mut lease) = self.leases.get_mut(id) else {
             return;
         };

@@ -21,13 +21,8 @@ use crate::device::{Demand, DeviceSpec, Requirement};
 use crate::event::DeviceRef;
 use crate::lease::Standing;
 use crate::pool::{DeviceClass, Pool};
-use crate::queue::QueuedRequest;
+use crate::queue::{QueuedRequest, Rank};
 use crate::tenants::{Amounts, NOTHING, TenantName};
-
-/// Largest number of requests within guarantees for which devices are held back or leases are suspended at once; others
-/// follow when these have got theirs. Each costs a walk over the devices that are coming, and the search for the first
-/// leases that could make room, with each event.
-const MAX_GUARANTEED: usize = 64;
 
 /// Largest number of requests that take devices of spot leases at once; others follow when these have got
 /// theirs. Each costs a walk over the free devices and over all leases that could make room.
@@ -270,7 +265,7 @@ impl Engine {
     /// Returns the requests that wait and are entitled to devices, in order.
     pub(super) fn entitled_requests(&mut self) -> Vec<Entitled> {
         let first_before_spot = self.first_before_spot();
-        let guaranteed = self.queue.guaranteed().order.iter().take(MAX_GUARANTEED);
+        let guaranteed = self.first_guaranteed.iter();
         let first_guaranteed: BTreeSet<_> = guaranteed.clone().copied().collect();
         let guaranteed = guaranteed.map(|lease| (*lease, Entitlement::Guarantee));
         let reserved = self.reservations();
@@ -307,19 +302,33 @@ impl Engine {
         first
     }
 
-    /// Returns so many of the requests beyond guarantees that are next, other than those for spot leases.
+    /// Returns so many of the requests beyond guarantees, other than those for spot leases, in order: those that are
+    /// next of their tenant and shape, and the ones that are next otherwise. Requests of one shape may
+    /// wait for devices that no spot lease has.
     fn first_in_order(&self, count: usize) -> Vec<LeaseId> {
-        let tenants = self.tenants_in_order().into_values();
-        let of_tenants = tenants.flat_map(|requests| {
-            let heads = requests.heads().iter();
-            let by_shape = heads.map(move |(head, shape)| {
+        let tenants = self.tenants_in_order();
+        let heads = tenants
+            .values()
+            .flat_map(|requests| requests.heads().keys());
+        let heads: BTreeSet<_> = heads.take(count).copied().collect();
+        let mut others = count - heads.len();
+        let mut first = Vec::new();
+        for requests in tenants.into_values() {
+            let by_shape = requests.heads().iter().map(|(head, shape)| {
                 let of_shape = requests.of_shape(shape);
                 of_shape.skip_while(move |rank| rank < head)
             });
-            by_shape.kmerge()
-        });
-        let first = of_tenants.take(count);
-        first.map(|rank| rank.lease).collect()
+            let is_other = |rank: &Rank| !requests.heads().contains_key(rank);
+            let next = by_shape.kmerge().filter(is_other).take(others);
+            let its_heads = requests.heads().keys().copied();
+            let mut ranks: Vec<_> = its_heads.filter(|it| heads.contains(it)).collect();
+            let head_count = ranks.len();
+            ranks.extend(next);
+            others -= ranks.len() - head_count;
+            ranks.sort();
+            first.extend(ranks.into_iter().map(|rank| rank.lease));
+        }
+        first
     }
 
     /// Returns whether there are spot leases, or requests for such.

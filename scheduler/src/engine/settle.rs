@@ -75,8 +75,9 @@ impl Engine {
     }
 
     /// Records what tenants have, gives durable leases keepers, and has snapshots of suspended leases handed
-    /// over, as far as something has changed on which these depend.
-    pub(super) fn settle(&mut self) {
+    /// over, as far as something has changed on which these depend. `is_settled` is whether [`place`](Self::place) would
+    /// have had the same result as before.
+    pub(super) fn settle(&mut self, is_settled: bool) {
         let changed_workers = self.pool.take_changed_workers();
         let mut changed = self.leases.take_touched();
         for worker in &changed_workers {
@@ -93,7 +94,7 @@ impl Engine {
         }
         self.record_shares(!changed_workers.is_empty());
         self.assign_keepers(&changed);
-        self.assign_handovers(&changed);
+        self.assign_handovers(&changed, is_settled);
         self.count_kept();
         if !self.leases.take_touched().is_empty() {
             self.settled_until = None;

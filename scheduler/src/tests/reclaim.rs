@@ -152,6 +152,44 @@ fn free_devices_are_held_back_until_all_have_come() {
     check(start.into_iter().chain(steps));
 }
 
+/// Tenant `b` has more requests within its guarantee than devices are held back for at once, and none of them can get
+/// any: the only device of their kind has a lease that cannot be suspended.
+#[test]
+fn a_guarantee_does_not_wait_for_those_of_others() {
+    const REQUESTS: u32 = 70;
+    let mut start = borrowed_by_client_1();
+    start[0] = (0, join(1, &[exact(16), cuda(80)]), vec![]);
+    let many = TenantPolicy {
+        guaranteed: kinds(&[("cuda", REQUESTS)]),
+        ..TenantPolicy::default()
+    };
+    let taken = granted(3, 3, &[(1, 1, cuda(80))]);
+    let mut steps = vec![
+        (3, attach_of("c", 3), vec![]),
+        (3, request_kind(3, 3, 1, "cuda", 0), vec![taken]),
+        (3, attach_of("d", 4), vec![]),
+        (3, set_policy([("b", many), ("d", guaranteed(1))]), vec![]),
+    ];
+    steps.extend((1..=REQUESTS).map(|position| {
+        let number = 100 + u64::from(position);
+        let queued = queued_guaranteed(2, number, position);
+        (4, request_kind(2, number, 1, "cuda", 0), vec![queued])
+    }));
+    let is_next = vec![
+        end_and_keep(1, 10),
+        reclaimed(1, 10, &[1]),
+        queued_guaranteed(4, 5, REQUESTS + 1),
+    ];
+    steps.push((11_001, request_flex(4, 5), is_next));
+    let options = Options {
+        max_waiting_per_client: 100,
+        // Positions are reported at once, however many wait.
+        position_interval: Duration::ZERO,
+        ..Options::default()
+    };
+    check_with(options, start.into_iter().chain(steps));
+}
+
 #[test]
 fn an_administrator_decides_over_a_reclaimed_lease() {
     let steps = [

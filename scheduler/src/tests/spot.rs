@@ -83,6 +83,27 @@ fn a_spot_lease_makes_room_for_any_other_request() {
     check(start_with_snapshots().into_iter().chain(steps));
 }
 
+/// As many requests as are looked at first wait for a kind of which no spot lease has a device.
+#[test]
+fn a_spot_lease_makes_room_behind_requests_that_it_cannot_serve() {
+    let mut start = start_with_snapshots();
+    start[0] = (0, join(1, &[exact(16), cuda(80)]), vec![]);
+    let taken = granted(3, 3, &[(1, 1, cuda(80))]);
+    let mut steps = vec![(3, request_kind(3, 3, 1, "cuda", 0), vec![taken])];
+    steps.extend((1..=16).map(|position| {
+        let number = 100 + u64::from(position);
+        let queued = queued(3, number, position);
+        (4, request_kind(3, number, 1, "cuda", 0), vec![queued])
+    }));
+    let makes_room = vec![
+        end_and_keep(1, 10),
+        reclaimed(1, 10, &[1]),
+        queued(3, 5, 17),
+    ];
+    steps.push((20_000, ordinary(3, 5), makes_room));
+    check(start.into_iter().chain(steps));
+}
+
 /// Neither one that is not durable nor one that should have snapshots for long.
 #[test]
 fn a_spot_lease_that_cannot_be_suspended_ends() {
