@@ -59,7 +59,7 @@ impl LocalPool {
         options.past_use = Some(PastUseFile::open(&state)?);
         options.usage = Some(UsageLog::open(&state)?);
         let access = Access::open(StateDir::open(&config.state.path)?, &secrets)?;
-        let enrolment = Enrolment::open(&state)?;
+        let enrolment = Enrolment::open(&state, &access)?;
         let tenants = Tenants::open(Box::new(RedbTenants::open(&state)?), &access)?;
         let records = LeaseRecords::open(&state)?;
         let trust = Trust::Pin(secrets.identity.fingerprint());

@@ -8,7 +8,7 @@ mod offer;
 mod registry;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -16,12 +16,12 @@ use tensord_proto::v1::{Error, ErrorCode};
 use tensord_transport::tls::Fingerprint;
 use tracing::warn;
 
-use self::registry::{EnrolError, EnrolmentStatus};
+use self::registry::{EnrolError, Enrolled, EnrolmentStatus};
 pub(crate) use self::{
     offer::Offer,
     registry::{JoinRequest, WorkerRegistry},
 };
-use super::access::{Access, AuthContext, ChangeError, UnixMillis};
+use super::access::{Access, AuthContext, ChangeError, TokenState, UnixMillis};
 use crate::state::{Persisted, StateDir, StateError};
 
 /// The pool's enrolled workers. See the module's documentation.
@@ -30,6 +30,8 @@ pub(crate) struct Enrolment {
     registry: Persisted<WorkerRegistry>,
     /// The names of the workers that are currently in the pool.
     live: Mutex<HashSet<String>>,
+    /// When workers were last seen, until a change of the registry includes it.
+    unsaved_seen: Mutex<HashMap<String, UnixMillis>>,
 }
 
 /// A worker that has been admitted.
@@ -72,11 +74,25 @@ fn refused(error: &EnrolError) -> Error {
 }
 
 impl Enrolment {
-    /// Opens the registry of enrolled workers in `state`.
-    pub(crate) fn open(state: &StateDir) -> Result<Self, StateError> {
+    /// Opens the registry of enrolled workers in `state`. Removes those whose token is revoked: they are there if the
+    /// process ended after it had revoked the token in `access`, before it came to the workers.
+    pub(crate) fn open(state: &StateDir, access: &Access) -> Result<Self, StateError> {
+        let registry: Persisted<WorkerRegistry> = state.persisted("workers.json")?;
+        let (tokens, now) = (access.tokens(), UnixMillis::now());
+        for token in tokens.iter() {
+            let is_revoked = matches!(token.state_at(now), TokenState::Ended(_));
+            let is_its = |(_, worker): (&str, &Enrolled)| worker.token == token.name;
+            if is_revoked && registry.read().iter().any(is_its) {
+                registry.change(|registry| {
+                    registry.remove_token(&token.name);
+                    Ok::<_, StateError>(())
+                })?;
+            }
+        }
         Ok(Self {
-            registry: state.persisted("workers.json")?,
+            registry,
             live: Mutex::default(),
+            unsaved_seen: Mutex::default(),
         })
     }
 
@@ -155,14 +171,37 @@ impl Enrolment {
         Ok(enrolled?)
     }
 
+    /// Records when a worker was seen.
     fn record_seen(&self, name: &str, now: UnixMillis) {
-        let noted = self.registry.change(|registry| {
-            registry.record_seen(name, now);
-            Ok::<_, StateError>(())
-        });
+        lock(&self.unsaved_seen).insert(name.into(), now);
         // The worker may join anyway; only its last-seen time is older than it should be.
-        if let Err(e) = noted {
+        if let Err(e) = self.save_seen() {
             warn!("cannot save when worker {name} was last seen: {e}");
+        }
+    }
+
+    /// Writes when workers were seen, as far as that is not written. Returns whether anything had to be written:
+    /// workers that come at the same time, as after a restart of the scheduler, share a write.
+    fn save_seen(&self) -> Result<bool, StateError> {
+        let mut taken = HashMap::new();
+        let saved = self.registry.change(|registry| {
+            taken = std::mem::take(&mut *lock(&self.unsaved_seen));
+            for (name, seen) in &taken {
+                registry.record_seen(name, *seen);
+            }
+            (!taken.is_empty()).then_some(()).ok_or(None)
+        });
+        match saved {
+            Ok(()) => Ok(true),
+            Err(None) => Ok(false),
+            Err(Some(e)) => {
+                // The next worker that is seen writes these, too, unless they were seen again.
+                let mut unsaved = lock(&self.unsaved_seen);
+                for (name, seen) in taken {
+                    unsaved.entry(name).or_insert(seen);
+                }
+                Err(e)
+            }
         }
     }
 
@@ -215,8 +254,13 @@ impl Enrolment {
     }
 
     fn live(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.live)
     }
+}
+
+/// Locks a mutex, also after a panic: no holder leaves the value half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the message of the error that ends a removed worker's stream.
@@ -232,4 +276,42 @@ fn exceeds_offer_error(name: &str, beyond: &str, token: &Error) -> Error {
         token.message
     );
     Error::new(ErrorCode::Enrolment, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_are_seen_at_the_same_time_share_a_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = || StateDir::open(directory.path()).unwrap();
+        let access = Access::open(state(), &state().pool_secrets().unwrap()).unwrap();
+        let open = || Enrolment::open(&state(), &access).unwrap();
+        let enrolment = open();
+        let names = ["a", "b", "c"];
+        let enrolled = enrolment.registry.change(|registry| {
+            for (name, key) in names.into_iter().zip(1..) {
+                let joining = JoinRequest {
+                    name: name.into(),
+                    certificate: Fingerprint([key; 32]),
+                    offer: Offer::of(&[]).unwrap(),
+                };
+                registry.enrol(joining, "worker", |_| false, UnixMillis(1))?;
+            }
+            Ok::<_, WriteError>(())
+        });
+        enrolled.unwrap();
+        for name in names {
+            lock(&enrolment.unsaved_seen).insert(name.into(), UnixMillis(7));
+        }
+        assert_eq!(enrolment.save_seen().ok(), Some(true));
+        assert_eq!(enrolment.save_seen().ok(), Some(false), "all is written");
+        let seen = open()
+            .registry()
+            .iter()
+            .map(|(_, it)| it.seen)
+            .collect::<Vec<_>>();
+        assert_eq!(seen, [UnixMillis(7); 3]);
+    }
 }

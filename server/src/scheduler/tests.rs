@@ -118,10 +118,10 @@ impl Rig {
         options.term = state.raise_grant_term(now).unwrap();
         options.past_use = Some(PastUseFile::open(&state).unwrap());
         let secrets = state.pool_secrets().unwrap();
-        let enrolment = Enrolment::open(&state).unwrap();
         let records = open_records(&state).await;
         let store = open_tenants(&state).await;
-        let access = Access::open(state, &secrets).unwrap();
+        let access = Access::open(StateDir::open(directory.path()).unwrap(), &secrets).unwrap();
+        let enrolment = Enrolment::open(&state, &access).unwrap();
         let tenants = Tenants::open(Box::new(store), &access).unwrap();
         let trust = Trust::Pin(secrets.identity.fingerprint());
         let (client_token, worker_token) =

@@ -317,6 +317,33 @@ async fn revoking_a_token_removes_its_workers() {
 }
 
 #[tokio::test]
+async fn restart_removes_workers_that_an_interrupted_revocation_has_left() {
+    let rig = Rig::start().await;
+    for (name, number) in [("rack", 1), ("room", 2)] {
+        let token = rig.worker_token(name, None, None).await;
+        let joined = rig.with_register(&token, register(number, 1)).await;
+        joined.unwrap().close().await;
+    }
+    // The revocation is written to tokens.json first.
+    let path = rig.directory.path().join("workers.json");
+    let before = std::fs::read(&path).unwrap();
+    let mut admin = AdminClient::new(rig.channel().await);
+    for (name, keep_leases) in [("rack", false), ("room", true)] {
+        let name = name.into();
+        let request = RevokeTokenRequest { name, keep_leases };
+        let request = with_token(request, &rig.admin_token);
+        admin.revoke_token(request).await.unwrap();
+    }
+    assert_ne!(std::fs::read(&path).unwrap(), before);
+    std::fs::write(&path, before).unwrap();
+    let rig = rig.restart().await;
+    let names = rig.workers().await.into_iter().map(|worker| worker.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["w2"]);
+    let (_, error) = error_of(rig.with_register(&unknown_token(), register(1, 1)).await);
+    assert_eq!(error.code(), ErrorCode::Token);
+}
+
+#[tokio::test]
 async fn second_process_with_a_live_workers_key_is_refused() {
     let rig = Rig::start().await;
     let bystander = Bystander::join(&rig).await;
