@@ -11,10 +11,18 @@
 //! session has ended frees nothing more, and would keep the session's memory. So a thread
 //! triggers the check every second; in a busy process, frees trigger it anyway.
 
+#[cfg(target_os = "linux")]
+mod huge_pages;
+
 use std::{io, thread, time::Duration};
 
 use libmimalloc_sys::{mi_collect, mi_option_set, mi_option_t};
 
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: huge_pages::Allocator = huge_pages::Allocator;
+
+#[cfg(not(target_os = "linux"))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
