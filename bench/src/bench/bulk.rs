@@ -7,7 +7,7 @@
 //! Uploads are measured in their steady state. A worker keeps received uploads up to a
 //! bound. Until that bound is reached, it allocates memory that the system has to clear, or
 //! even to get from its host; from then on it reuses its own. So every contender uploads
-//! that much before it is measured.
+//! that much, and a few payloads, before it is measured.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -36,6 +36,10 @@ const MIN_SAMPLE_BYTES: usize = 64 * MIB;
 /// Bytes that are uploaded before the measurement: twice what the peers' worker keeps of a
 /// session.
 const WARMUP_BYTES: usize = 192 * MIB;
+
+/// Minimum number of payloads that are uploaded before the measurement: while one is received, the one before may still
+/// be there, and each lease has a process, and memory, of its own.
+const WARMUP_PAYLOADS: usize = 3;
 
 /// Runs the bench.
 ///
@@ -69,14 +73,14 @@ fn measure(
     direction: Direction,
 ) -> Result<Results> {
     let at_least = |total: usize| (total / (mib * MIB)).max(1);
-    let warm = match direction {
-        Direction::Up => context.full_or_quick(WARMUP_BYTES, 0),
-        Direction::Down => 0,
+    let (warm_bytes, warm_payloads) = match direction {
+        Direction::Up => context.full_or_quick((WARMUP_BYTES, WARMUP_PAYLOADS), (0, 1)),
+        Direction::Down => (0, 1),
     };
     let size = SamplePlan {
         bytes: mib * MIB,
         count: at_least(MIN_SAMPLE_BYTES),
-        warm_count: at_least(warm),
+        warm_count: at_least(warm_bytes).max(warm_payloads),
     };
     let (tcp, tls) = (
         server.tcp(context.runtime())?,
