@@ -202,10 +202,8 @@ fn gradient_is_charged_for_the_padding_it_keeps() {
         session.ops(&[full(raw::out(id, &dims))]);
         raw::tensor(id, &dims)
     });
-    let mut gradients = Vec::new();
-    for _ in 0..40 {
-        let id = session.new_id();
-        let gradient = OperationIr::Module(ModuleOperationIr::Conv1dWeightBackward(
+    let gradient = |out| {
+        OperationIr::Module(ModuleOperationIr::Conv1dWeightBackward(
             Conv1dWeightBackwardOpIr {
                 x: x.clone(),
                 weight: weight.clone(),
@@ -216,19 +214,30 @@ fn gradient_is_charged_for_the_padding_it_keeps() {
                     dilation: [1],
                     groups: 1,
                 },
-                out: raw::out(id, &[CHANNELS, 1, 1]),
+                out,
             },
-        ));
-        session.ops(&[gradient]);
-        gradients.push(raw::tensor(id, &[CHANNELS, 1, 1]));
-    }
+        ))
+    };
+    let dims = [CHANNELS, 1, 1];
+    // The threads that compute keep what one op has needed beside its output.
+    let first = session.new_id();
+    session.ops(&[
+        gradient(raw::out(first, &dims)),
+        drop_of(&raw::tensor(first, &dims)),
+    ]);
     scene.flush_and_sync();
-    scene.assert_bounded();
+    scene.before = scene.cluster.workers[0].resource_usage();
     let session = &mut scene.session;
+    let mut gradients = Vec::new();
+    for _ in 0..40 {
+        let id = session.new_id();
+        session.ops(&[gradient(raw::out(id, &dims))]);
+        gradients.push(raw::tensor(id, &dims));
+    }
     raw::block(session.fetch(&gradients[0])).unwrap().unwrap();
     let fault = raw::block(session.fetch(&gradients[39])).unwrap();
     assert_eq!(fault.unwrap_err().kind(), v1::FaultKind::OutOfMemory);
-    scene.end_and_check_released();
+    scene.assert_bounded();
 }
 
 #[test]
